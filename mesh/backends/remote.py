@@ -104,6 +104,7 @@ RENEW_S = 1.0  # at the end, where the mesh has a new authority
 UNREAD_MAX = 5  # answers that nobody could read
 UNREAD_ADVICE = "See whether mesh-coord --version says the same on both machines"
 RETURN_WAITS_S = (0.05, 0.1, 0.2, 0.5)
+MISSING_WAITS_S = (0.05, 0.1, 0.2, 0.5, *(2.0,) * 30)  # before a result is asked for again whose content is not there
 M = TypeVar("M", bound=Message)
 
 
@@ -333,13 +334,20 @@ class Remote:
 
     async def result(self, job: str) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """Wait for a job: its outputs by name and its report; the job's own error if it failed."""
+        waits = iter(MISSING_WAITS_S)
         while True:
             answer = await self._ask(AwaitJob(job), JobResult)
             link = await self._open()
             try:
                 arrays = await self._exchange.fetch_all(link, answer.outputs)
-            except (RemoteError, BlobMissing) as error:
-                if not (link.closed or isinstance(error, BlobMissing)):  # it may hold only the most recent results
+            except BlobMissing:  # it may hold only the most recent results
+                wait_s = next(waits, None)
+                if wait_s is None:
+                    raise
+                await asyncio.sleep(wait_s)
+                continue
+            except RemoteError:
+                if not link.closed:
                     raise
                 continue
             names = [value.name for value in answer.outputs]

@@ -39,6 +39,7 @@ from wire.protocol.messages import (
     SessionStep,
     SessionTold,
 )
+from wire.system.tasks import together
 from wire.transfer.content_exchange import BlobExchange
 
 from ..core.backend import Stateful, Work
@@ -271,7 +272,7 @@ class RemoteSession:
                 feeds = {each.step: each.inputs for each in self._requests if each.step is not None}
                 for first in range(answer.first, answer.until, FEEDS_AT_ONCE):
                     steps = range(first, min(first + FEEDS_AT_ONCE, answer.until))
-                    await asyncio.gather(*(self._feed(name, step, feeds.get(step)) for step in steps))
+                    await together(self._feed(name, step, feeds.get(step)) for step in steps)
             self._numbers = itertools.count(number)
             self._heard, self._heard_above = number, set()
             for request in self._requests:

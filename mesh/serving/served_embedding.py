@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wire.errors import InputError, Unsupported
+from wire.system.tasks import together
 
 from .. import numpy as mnp
 from ..client.async_mesh import AsyncMesh
@@ -64,7 +65,7 @@ class ServedEmbedding:
         tokens = await asyncio.to_thread(lambda: [self._tokens(text, place, cut) for place, text in enumerate(texts)])
         turn = await self.admission.turn(client)
         try:
-            rows = await asyncio.gather(*(self._server.infer(NAME, *self._padded(ids)) for ids in tokens))
+            rows = await together(self._server.infer(NAME, *self._padded(ids)) for ids in tokens)
         finally:
             turn.end()
         return np.concatenate(rows), sum(len(ids) for ids in tokens)

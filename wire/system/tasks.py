@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any, TypeVar
 
 from ..errors import MeshError, OutOfMemory
@@ -61,6 +61,17 @@ class Tasks:
 
         task.add_done_callback(over)
         return task
+
+
+async def together(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """What all of these end in, in order.  Where one fails, the others are cancelled, and over before its error is
+    raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(work) for work in works]
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 async def _told(what: str, work: Coroutine[Any, Any, T], failed: Failed) -> T:

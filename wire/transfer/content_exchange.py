@@ -41,7 +41,7 @@ from ..protocol.messages import INLINE_BYTES_MAX, Blob, BlobStream, FetchBlob, M
 from ..system import mapped_files
 from ..system.patience import within
 from ..system.shared_memory import SharedDir, copy_to, new_name, remove, take, write_all
-from ..system.tasks import Tasks, unheard
+from ..system.tasks import Tasks, together, unheard
 from ..units import size_text
 
 OFF_LOOP_BYTES = MIB  # copies and hashes above this run in a thread, so that heartbeats are read on time
@@ -237,7 +237,7 @@ class BlobExchange:
             async with some:
                 return await self.fetch_named(link, value)
 
-        return await asyncio.gather(*(fetch(value) for value in values))
+        return await together(fetch(value) for value in values)
 
     async def fetch_named(self, link: Link, value: NamedValue) -> NDArray[Any]:
         """The tensor a NamedValue stands for, fetched if it did not ride along."""

@@ -10,7 +10,7 @@ import pytest
 
 from mesh.simulation.loop import VirtualLoop
 from wire.errors import BlobMissing, MeshError, OutOfMemory
-from wire.system.tasks import AGAIN_S, Tasks
+from wire.system.tasks import AGAIN_S, Tasks, together
 
 FAULTS: list[tuple[Exception, type[MeshError]]] = [
     (BlobMissing("it is gone"), BlobMissing),
@@ -70,5 +70,33 @@ def test_what_serves_begins_again_until_it_returns() -> None:
     async def story() -> None:
         await Tasks().keep("serving", serve)
         assert began_s == pytest.approx([began_s[0] + number * AGAIN_S for number in range(len(faults) + 1)])
+
+    run(story)
+
+
+def test_several_together_are_their_results_or_the_first_error_and_then_none_of_them_goes_on() -> None:
+    ended: list[str] = []
+
+    async def work(seconds: float, fault: Exception | None = None) -> float:
+        try:
+            await asyncio.sleep(seconds)
+            if fault is not None:
+                raise fault
+            return seconds
+        finally:
+            ended.append(f"{seconds:g}")
+
+    async def story() -> None:
+        assert await together(work(seconds) for seconds in (3, 1, 2)) == [3, 1, 2]
+        assert await together([]) == []
+        ended.clear()
+        with pytest.raises(BlobMissing):
+            await together([work(9), work(2, BlobMissing("gone")), work(5)])
+        assert sorted(ended) == ["2", "5", "9"]
+        ended.clear()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await together([work(9), work(2)])
+        assert sorted(ended) == ["2", "9"]
 
     run(story)

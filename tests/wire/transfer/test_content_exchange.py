@@ -17,7 +17,7 @@ from wire.ir.dtypes import F32
 from wire.ir.types import TensorType
 from wire.limits import GIB, MIB
 from wire.link.link import Link
-from wire.protocol.messages import Blob, BlobStream, FetchBlob
+from wire.protocol.messages import Blob, BlobStream, FetchBlob, NamedValue
 from wire.system.shared_memory import SharedDir
 from wire.transfer.content_exchange import BlobExchange, room_for
 
@@ -86,3 +86,23 @@ async def test_content_comes_as_a_stream_where_shared_memory_is_full(
         monkeypatch.setattr(SharedDir, "write", full)
         assert bytes(await asks.exchange.fetch(link, hash_bytes(content), len(content))) == content
         assert link.bytes_received["shared"] == 0
+
+
+async def test_where_one_of_several_cannot_be_had_the_others_are_not_fetched_any_more() -> None:
+    exchange = BlobExchange(None, lambda address: None)
+    cancelled: list[str] = []
+
+    async def fetch(link: Link, value: NamedValue) -> None:
+        try:
+            if value.name == "gone":
+                raise BlobMissing("it is gone")
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.append(value.name)
+            raise
+
+    exchange.fetch_named = fetch  # type: ignore[method-assign, assignment]
+    values = [NamedValue(name, "f32", (1,), None, bytes(32)) for name in ("large", "gone", "larger")]
+    with pytest.raises(BlobMissing):
+        await exchange.fetch_all(cast(Link, None), values)
+    assert set(cancelled) <= {"large", "larger"} and "large" in cancelled
