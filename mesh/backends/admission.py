@@ -14,6 +14,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from coordinator.authority.authority import Authority, Trust
@@ -30,6 +31,7 @@ from wire.link.websocket_carrier import Endpoint
 from wire.protocol.messages import Revocations
 from wire.roles import member_id
 from wire.security.tls_listener import addresses_of
+from wire.system.tasks import Tasks
 
 log = logging.getLogger("graph_mesh.identity")
 
@@ -53,7 +55,7 @@ class Admission:
         self._pins = authority.trust().pins
         self._acts = RefusalLog(CLIENT, ALL_CLIENTS)
         self._join_port: JoinPort | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = Tasks()
 
     def first_token(self) -> Token | None:
         """A token for a mesh that has nobody yet and no open token, to be shown once."""
@@ -87,10 +89,9 @@ class Admission:
 
         nap, timeouts = InterruptibleSleep(), coordinator.config.timeouts
         coordinator.link_watch.woke.append(nap.end)  # the machine slept: the certificate may be due
-        self._tasks = [
-            asyncio.create_task(self._follow(coordinator)),
-            asyncio.create_task(keep_renewed(self.credentials, renew, sleep=nap, timeouts=timeouts)),
-        ]
+        renewing = partial(keep_renewed, self.credentials, renew, sleep=nap, timeouts=timeouts)
+        self._tasks.keep("following the trust of the authority", partial(self._follow, coordinator))
+        self._tasks.keep("renewing the certificate", renewing)
 
     def _enrolled(self, node_id: str) -> Enrolled | None:
         try:
@@ -112,8 +113,7 @@ class Admission:
             asyncio.get_running_loop().run_in_executor(None, self.authority.acted, what, client, to, untold)
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._join_port is not None:
             await self._join_port.close()

@@ -88,6 +88,7 @@ from wire.protocol.messages import (
 from wire.protocol.peer import Identity
 from wire.protocol.permissions import Receiver, Relation
 from wire.system.shared_memory import SharedDir
+from wire.system.tasks import Tasks
 from wire.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from wire.transfer.content_exchange import BlobExchange, apart, off_loop
 
@@ -133,6 +134,7 @@ class Remote:
         self._watch = LinkWatch(self._endpoint)
         self._membership = membership
         self._shared = shared
+        self._lasting = Tasks()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._sessions: set[RemoteSession] = set()
         self._link: Link | None = None
@@ -179,8 +181,8 @@ class Remote:
             raise
         remote._link, remote._address = link, (host, port)
         membership.met(link.peer.addresses or (link.address,))
-        remote._background(membership.keep())
-        remote._background(remote._watch.run())
+        remote._lasting.keep("keeping the certificate", membership.keep)
+        remote._lasting.keep("the watch over the link", remote._watch.run)
         return remote
 
     # -- Backend
@@ -293,6 +295,7 @@ class Remote:
 
     async def close(self) -> None:
         self._farewell = True
+        self._lasting.cancel()
         for task in self._tasks:
             task.cancel()
         if self._membership.credentials.outdated:

@@ -488,7 +488,11 @@ class AsyncMesh:
         inputs, work = form.bind(args)
         held_bytes = bytes_of(inputs)
         await self._room.taken(held_bytes)
-        copies_of_them = copied(inputs) if held_bytes <= HERE_BYTES_MAX else await asyncio.to_thread(copied, inputs)
+        try:
+            copies_of_them = copied(inputs) if held_bytes <= HERE_BYTES_MAX else await asyncio.to_thread(copied, inputs)
+        except BaseException:  # as where the caller gives up meanwhile
+            self._room.give(held_bytes)
+            raise
         return AsyncJob(form, self.start(form, copies_of_them, work, held_bytes))
 
     async def session(

@@ -463,7 +463,11 @@ class Mesh:
         inputs, work = form.bind(args)
         held_bytes = bytes_of(inputs)
         self._take_room(self._async._room, held_bytes)
-        copies_of_them = copied(inputs)
+        try:
+            copies_of_them = copied(inputs)
+        except BaseException:  # of memory that there is not, or Ctrl-C
+            self._async._room.give(held_bytes)
+            raise
         return Job(form, _Waiter(self, lambda: self._async.start(form, copies_of_them, work, held_bytes)))
 
     def as_completed(self, jobs: Sequence[Job | Step]) -> Iterator[int]:

@@ -41,6 +41,7 @@ from wire.protocol.reports import Event
 from wire.standby.standby_file import STANDBY_FILE, StandbyFile
 from wire.system.loop_lag import measure
 from wire.system.signals import watch_signals
+from wire.system.tasks import Tasks
 from wire.timeouts import COORDINATOR, Timeouts
 
 from ..backends.admission import FIRST_TOKEN_S, FIRST_TOKEN_USES, Admission
@@ -192,7 +193,10 @@ async def _until_it_serves(
     log.info("mesh-coord %s of mesh %s follows %s", config.name, config.mesh, options.standby or "whoever serves")
     if options.json:
         say(json.dumps({"event": "following", "mesh": config.mesh, "pid": os.getpid()}), flush=True)
-    renewing = asyncio.create_task(keep_renewed(credentials, renew, timeouts=config.timeouts))
+    lasting = Tasks()
+    renewing = lasting.keep(
+        "renewing the certificate", partial(keep_renewed, credentials, renew, timeouts=config.timeouts)
+    )
     running, stopping = asyncio.create_task(following.run()), asyncio.create_task(stopped.wait())
     try:
         await asyncio.wait([running, stopping], return_when=asyncio.FIRST_COMPLETED)

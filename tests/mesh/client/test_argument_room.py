@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -139,3 +139,37 @@ def test_whoever_gives_up_waiting_takes_no_room() -> None:
         assert room._held_bytes == 0
 
     asyncio.run(scenario())
+
+
+async def test_a_call_whose_caller_gives_up_while_its_arguments_are_copied_gives_their_room_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A few of them would take all room, and later calls wait for ever."""
+    began, goes_on = threading.Event(), threading.Event()
+
+    def copied(inputs: dict[str, Any]) -> dict[str, Any]:
+        began.set()
+        goes_on.wait(20)
+        return inputs
+
+    monkeypatch.setattr("mesh.client.async_mesh.HERE_BYTES_MAX", 0)
+    monkeypatch.setattr("mesh.client.async_mesh.copied", copied)
+    async with with_little_room(await AsyncMesh.builder().build_async()) as mesh:
+        submitting = asyncio.create_task(mesh.submit(lambda x: x + 1, X))
+        assert await asyncio.to_thread(began.wait, 20)
+        submitting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await submitting
+        goes_on.set()
+        assert not mesh._room._held_bytes
+
+
+def test_arguments_for_whose_copies_there_is_no_memory_take_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    def copied(inputs: dict[str, Any]) -> dict[str, Any]:
+        raise MemoryError
+
+    monkeypatch.setattr("mesh.client.mesh.copied", copied)
+    with with_little_room(Mesh.builder().build()) as mesh:
+        with pytest.raises(MemoryError):
+            mesh.submit(lambda x: x + 1, X)
+        assert not mesh._async._room._held_bytes

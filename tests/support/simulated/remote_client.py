@@ -32,6 +32,6 @@ async def client_of(cluster: Cluster, name: str = CLIENT, member: str = "d" * 32
     identity = replace(identity_here("client", "sim", name, None), node_id=node_id)
     remote: Any = Remote(identity, None, NoMembership(), lambda me, handler, *_: cluster._endpoint(name, me, handler))
     remote._address = COORDINATOR, PORT
-    remote._background(remote._watch.run())
+    remote._lasting.keep("the watch over the link", remote._watch.run)
     await remote._open()
     return remote
