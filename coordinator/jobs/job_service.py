@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from wire.bounds import JOBS_IN_MEMORY, RESULTS_READY
 from wire.errors import Cancelled, InputError, LimitExceeded, MeshError, NotDurable, StorageError
-from wire.ir.codec import decode_graph, hash_array, hash_bytes, tensor_bytes, tensor_from
+from wire.ir.codec import hash_array, hash_bytes, tensor_bytes, tensor_from
 from wire.ir.dtypes import dtype_named, dtype_of
 from wire.ir.graph import WireGraph
 from wire.ir.types import TensorType
@@ -58,7 +58,7 @@ from wire.roles import ADMIN, OPERATOR, may, member_id
 from wire.system.loop_lag import recent_lag_s
 from wire.system.malloc import give_back
 from wire.system.tasks import Tasks, unheard
-from wire.transfer.content_exchange import BlobExchange, apart, off_loop
+from wire.transfer.content_exchange import OFF_LOOP_BYTES, BlobExchange, apart, graph_from, off_loop
 from wire.units import counted
 
 from ..coordinator import Coordinator
@@ -192,14 +192,14 @@ class JobService:
     # -- answers
 
     async def _submit(self, link: Link, body: SubmitJob) -> JobAccepted:
-        graph = decode_graph(body.graph)
-        client = link.peer.node_id
+        graph, client = await graph_from(body.graph), link.peer.node_id
         self._table.seen(client)
         name = body.job or secrets.token_hex(6)
+        content = await asyncio.to_thread(_digest, body) if len(body.graph) > OFF_LOOP_BYTES else _digest(body)
         while True:
             created_s = self._now() + self._table.unix_s
             size_bytes = sum(kind.size_bytes for kind in _values_of(graph))
-            job = Job(name, sys.intern(body.name), client, body.detach, created_s, _digest(body), size_bytes)
+            job = Job(name, sys.intern(body.name), client, body.detach, created_s, content, size_bytes)
             known = self._table.submit(job)
             if known is job:
                 self._acted(link, "submit", name)
@@ -226,15 +226,15 @@ class JobService:
             await self._until(job, lambda job: job.state != "arriving")
 
     async def _plan(self, link: Link, body: PlanGraph) -> Planned:
-        graph, copies = decode_graph(body.graph), copies_of(body.copies, OF_CALLS).text
+        graph, copies = await graph_from(body.graph), copies_of(body.copies, OF_CALLS).text
         strategy = self._coordinator.config.strategy_of(body.strategy)
-        text = json.dumps(await self._coordinator.preview(graph, strategy, copies, body.dies))
+        text = await asyncio.to_thread(json.dumps, await self._coordinator.preview(graph, strategy, copies, body.dies))
         if len(text) > PLAN_CHARS_MAX:
             raise LimitExceeded(f"the plan is {len(text)} characters of text, the limit is {PLAN_CHARS_MAX}")
         return Planned(text)
 
     async def _explain(self, link: Link, body: ExplainGraph) -> Explained:
-        graph = decode_graph(body.graph)
+        graph = await graph_from(body.graph)
         with upload_to_disk(self._coordinator.blobs, self._store, self._saving) as upload:
             blobs = await upload.consts(link, graph)
             return await self._coordinator.explain(dataclasses.replace(graph, blobs=blobs), body)

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from wire.bounds import SESSION_INPUTS, SESSIONS_OF_CLIENT, SESSIONS_OPEN
 from wire.errors import Busy, Cancelled, InputError, LimitExceeded, MeshError, NodeLost, SessionTaken, StorageError
-from wire.ir.codec import decode_graph, hash_array
+from wire.ir.codec import hash_array
 from wire.ir.types import TensorType
 from wire.link.link import Link
 from wire.policy.redundancy import OF_SESSIONS, copies_of
@@ -57,7 +57,7 @@ from wire.protocol.messages import (
 )
 from wire.roles import OPERATOR, may, member_id
 from wire.system.tasks import Tasks, unheard
-from wire.transfer.content_exchange import BlobExchange, apart, off_loop
+from wire.transfer.content_exchange import BlobExchange, apart, graph_from, off_loop
 from wire.units import counted, size_text
 
 from ..coordinator import Coordinator
@@ -170,7 +170,7 @@ class SessionService:
         if (known := self._known(link, token, body.name)) is not None:
             return await self._opened(known)
         self._check_room(member_id(link.peer.node_id))
-        graph, strategy = decode_graph(body.graph), self._coordinator.config.strategy_of(body.strategy)
+        graph, strategy = await graph_from(body.graph), self._coordinator.config.strategy_of(body.strategy)
         if body.copies:
             copies_of(body.copies, OF_SESSIONS)
         with upload_to_disk(self._coordinator.blobs, self._store, self._ending) as upload:

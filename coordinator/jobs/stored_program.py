@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from numpy.typing import NDArray
 
-from wire.ir.codec import decode_graph, hash_array, tensor_bytes, tensor_from
+from wire.ir.codec import hash_array, tensor_bytes, tensor_from
 from wire.ir.graph import WireGraph
 from wire.ir.types import TensorType
-from wire.transfer.content_exchange import off_loop
+from wire.system.tasks import together
+from wire.transfer.content_exchange import graph_from, off_loop
 
 from .job_store import Content
 from .program_upload import consts_of
@@ -51,7 +51,7 @@ class ProgramContent:
 
 async def load_program(kept: Mapping[str, Any], load: Load) -> ProgramContent:
     """The program whose values an entry keeps; BlobMissing or BlobCorrupt where the disk has not all of them."""
-    graph = decode_graph(bytes(await load(kept["graph"])))
+    graph = await graph_from(bytes(await load(kept["graph"])))
     kinds = {address.hex(): (address, kind) for address, kind in consts_of(graph).items()}
 
     async def param(name: str) -> tuple[bytes, NDArray[Any]]:
@@ -63,5 +63,5 @@ async def load_program(kept: Mapping[str, Any], load: Load) -> ProgramContent:
         return address, tensor_from(await load(kept["consts"][name]), kind)
 
     # side by side: a model has hundreds of tensors, and each of them waits for a thread and the disk
-    params = dict(zip(kept["params"], await asyncio.gather(*map(param, kept["params"])), strict=True))
-    return ProgramContent(graph, params, dict(await asyncio.gather(*map(const, kept["consts"]))))
+    params = dict(zip(kept["params"], await together(map(param, kept["params"])), strict=True))
+    return ProgramContent(graph, params, dict(await together(map(const, kept["consts"]))))

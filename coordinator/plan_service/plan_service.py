@@ -57,7 +57,16 @@ MADE_AHEAD = "this plan was made ahead, before it was needed"
 async def planned_in_thread(work: Callable[..., T], *args: Any) -> T:
     """Plan in a thread; DeadlineExceeded where that takes far too long.  The thread cannot be ended: what it finds then
     is for nobody."""
-    return await within(PLAN, asyncio.to_thread(work, *args))
+    return await within(PLAN, asyncio.to_thread(_planned, work, *args))
+
+
+def _planned(work: Callable[..., T], *args: Any) -> T:
+    """What `work` returns.  The graphs of a plan are encoded here, too: whoever deploys it stands still for that."""
+    found = work(*args)
+    if isinstance(found, Plan):
+        for part in found.parts:
+            part.graph.hash  # noqa: B018
+    return found
 
 
 class PlanService:
@@ -228,9 +237,14 @@ class PlanService:
             with contextlib.suppress(PlacementError):
                 standby[node] = await self.plan(graph, strategy, nodes - {node})
         room = self._question(graph, strategy, nodes, copies).profiles
-        redundancy = redundancy_cost(plan, room, copies, standby or None).describe()
-        description = {**plan.describe(), "deaths": self.outlook(graph, strategy, copies), "redundancy": redundancy}
-        description["timeline"] = timeline.describe(plan, self.profiles(nodes))
+        deaths, profiles = self.outlook(graph, strategy, copies), self.profiles(nodes)
+
+        def describe() -> dict[str, Any]:
+            redundancy = redundancy_cost(plan, room, copies, standby or None).describe()
+            when = timeline.describe(plan, profiles)
+            return {**plan.describe(), "deaths": deaths, "redundancy": redundancy, "timeline": when}
+
+        description = await asyncio.to_thread(describe)
         return (
             {**description, "what_if_dies": await self._without(plan, graph, strategy, dies, copies)}
             if dies

@@ -32,7 +32,7 @@ from wire.errors import (
     ProtocolError,
     RemoteError,
 )
-from wire.ir.codec import decode_graph, hash_array, tensor_bytes
+from wire.ir.codec import hash_array, tensor_bytes
 from wire.ir.graph import WireGraph
 from wire.joining.credentials import Credentials
 from wire.link.endpoint import Endpoint as AnyEndpoint
@@ -90,7 +90,7 @@ from wire.protocol.permissions import Receiver, Relation
 from wire.system.shared_memory import SharedDir
 from wire.system.tasks import Tasks
 from wire.timeouts import DEFAULT_TIMEOUTS, Timeouts
-from wire.transfer.content_exchange import BlobExchange, apart, off_loop
+from wire.transfer.content_exchange import BlobExchange, apart, graph_from, off_loop
 
 from ..core.backend import Attached, Others, Running, Started, Stateful, Work
 from ..core.handle import Handle
@@ -269,7 +269,7 @@ class Remote:
             return {value.name: array for value, array in zip(wanted, arrays, strict=True)}
 
         running = self._running(None, answer.steps, token)
-        return Attached(running, answer.steps, answer.form, decode_graph(answer.graph), fixed)
+        return Attached(running, answer.steps, answer.form, await graph_from(answer.graph), fixed)
 
     def _running(self, opening: Opening | None, steps: int = 0, token: str = "") -> RemoteSession:
         session = RemoteSession(

@@ -30,11 +30,11 @@ from ..errors import (
     OutOfMemory,
     ProtocolError,
 )
-from ..ir.codec import hash_array, hash_bytes, tensor_bytes, tensor_from
+from ..ir.codec import decode_graph, hash_array, hash_bytes, tensor_bytes, tensor_from
 from ..ir.dtypes import dtype_named, dtype_of
-from ..ir.graph import check_type
+from ..ir.graph import WireGraph, check_type
 from ..ir.types import TensorType
-from ..limits import DEFAULT, MIB
+from ..limits import DEFAULT, KIB, MIB
 from ..link.websocket_carrier import Link
 from ..protocol.flow_control import PacedBuffer
 from ..protocol.messages import INLINE_BYTES_MAX, Blob, BlobStream, FetchBlob, Message, NamedValue
@@ -45,6 +45,7 @@ from ..system.tasks import Tasks, together, unheard
 from ..units import size_text
 
 OFF_LOOP_BYTES = MIB  # copies and hashes above this run in a thread, so that heartbeats are read on time
+GRAPH_ON_LOOP_BYTES = KIB  # at most 250 nodes, which take 10 ms
 INLINE_TOTAL_BYTES_MAX = 4 * MIB  # of the values of one message, which may have 17 MiB
 FETCHES_MAX = 64  # at once
 EMPTYING_S = 0.01  # how often what has arrived is looked for, while content goes into a file
@@ -56,6 +57,13 @@ Taken = Callable[[Link, str, int], Awaitable[memoryview]]  # what is in a file o
 async def off_loop(size_bytes: int, work: Callable[..., T], *args: Any) -> T:
     """Run `work` here if it handles little, in a thread if it would hold up the loop."""
     return work(*args) if size_bytes <= OFF_LOOP_BYTES else await asyncio.to_thread(work, *args)
+
+
+async def graph_from(encoded: bytes) -> WireGraph:
+    """Decode a graph, in a thread if it is large: 50,000 nodes take seconds.  Raises what `decode_graph` does."""
+    if len(encoded) <= GRAPH_ON_LOOP_BYTES:
+        return decode_graph(encoded)
+    return await asyncio.to_thread(decode_graph, encoded)
 
 
 def share_now(link: Link, shared: SharedDir, data: memoryview) -> str:
