@@ -73,7 +73,7 @@ class ContentFiles:
 
     @contextlib.contextmanager
     def _alone_with(self, address: bytes) -> Iterator[None]:
-        """Only the block writes or removes this content; others go on with theirs, as a disk may take seconds."""
+        """Have no other thread write or remove this content; those with others go on, as a disk may take seconds."""
         with self._changing:
             self._changing.wait_for(lambda: address not in self._busy)
             self._busy.add(address)

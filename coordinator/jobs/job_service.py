@@ -135,6 +135,7 @@ class JobService:
         self._forced = itertools.count(1)
         self._workers_before: frozenset[str] = frozenset()
         self._workers_kept: list[dict[str, Any]] = []
+        self._keeping: asyncio.Task[None] | None = None
         self._closing = False
         self._wake = asyncio.Event()
         self._performers: dict[type, Callable[[Any], None]] = {
@@ -519,7 +520,8 @@ class JobService:
             missing = self._workers_before - {worker.node_id for worker in workers}
             reason = self._coordinator.no_worker_reason
             self._perform([*self._table.tick(now), *self._table.workers(now, reason, missing)])
-            await self._keep_workers(workers)
+            if self._keeping is None:  # time goes on while the disk is waited for, or a standby
+                self._keeping = self._tasks.run("keeping the workers", self._keep_workers(workers), unheard)
 
     def _workers(self) -> list[NodeReport]:
         return [node for node in self._coordinator.nodes() if node.state != Health.DEAD.value]
@@ -527,13 +529,15 @@ class JobService:
     async def _keep_workers(self, workers: Sequence[NodeReport]) -> None:
         """Save which workers are connected, for the next start."""
         rows = [{"node_id": worker.node_id, "addresses": list(worker.addresses)} for worker in workers]
-        if rows == self._workers_kept or not rows:
-            return  # when all are gone it is more likely that the network is
         try:
-            await self._store.save(WORKERS, "workers", {"workers": rows})
-            self._workers_kept = rows
+            if rows and rows != self._workers_kept:  # when all are gone it is more likely that the network is
+                await self._store.save(WORKERS, "workers", {"workers": rows})
+                self._workers_kept = rows
+                self._wake.set()  # others may have come meanwhile
         except StorageError as error:
             log.debug("the workers of now are not kept: %s", error)
+        finally:
+            self._keeping = None
 
 
 def _values(save: Save) -> Any:

@@ -135,6 +135,7 @@ class WorkerRegistry:
         for node in gone[:too_many]:
             del self._known[node]
             self._names.forget(node)
+            self._pacing.forget(node)
             detector.forget(node)
 
     def _kept(self) -> frozenset[int]:

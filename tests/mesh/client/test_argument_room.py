@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from mesh import AsyncMesh, Mesh
+from mesh.client.async_mesh import HERE_BYTES_MAX
 from mesh.core.argument_room import EACH_BYTES, ArgumentRoom
 from mesh.errors import ConfigError, LimitExceeded
 from wire.bounds import ARGUMENTS
@@ -152,10 +153,9 @@ async def test_a_call_whose_caller_gives_up_while_its_arguments_are_copied_gives
         goes_on.wait(20)
         return inputs
 
-    monkeypatch.setattr("mesh.client.async_mesh.HERE_BYTES_MAX", 0)
     monkeypatch.setattr("mesh.client.async_mesh.copied", copied)
     async with with_little_room(await AsyncMesh.builder().build_async()) as mesh:
-        submitting = asyncio.create_task(mesh.submit(lambda x: x + 1, X))
+        submitting = asyncio.create_task(mesh.submit(lambda x: x + 1, np.ones(HERE_BYTES_MAX // 4 + 1, np.float32)))
         assert await asyncio.to_thread(began.wait, 20)
         submitting.cancel()
         with pytest.raises(asyncio.CancelledError):
