@@ -11,6 +11,7 @@ import base64
 import contextlib
 import json
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -211,13 +212,13 @@ class JobStore:
         `fetch` gets the content that they name and that is not here, by its address and size.  All of them are on the
         disk when this returns; raises what `save` does, and then none of them counts.
         """
-        held = [[(address, size) for address, size in _named(json.loads(entry.body))] for entry in entries]
+        held = await asyncio.to_thread(_named_by_entry, entries)  # of a whole journal, which may be 100 MB
         put: list[bytes] = []
         try:
-            for address, size_bytes in dict(pair for pairs in held for pair in pairs).items():
+            for (address, size_bytes), count in Counter(pair for pairs in held for pair in pairs).items():
                 here = await asyncio.to_thread(self._contents.find, address, size_bytes)
                 data = here if here is not None else await fetch(address, size_bytes)
-                for _ in range(sum(each == (address, size_bytes) for pairs in held for each in pairs)):
+                for _ in range(count):
                     await asyncio.to_thread(self._contents.put, address, data)
                     put.append(address)
         except OSError as error:
@@ -363,6 +364,10 @@ def addresses_in(tree: Any) -> Iterator[bytes]:
 def in_files(tree: Any) -> bool:
     """Whether some of the values are in files beside the journal."""
     return any(True for _ in _named(tree))
+
+
+def _named_by_entry(entries: Sequence[Entry]) -> list[list[tuple[bytes, int]]]:
+    return [list(_named(json.loads(entry.body))) for entry in entries]
 
 
 def _named(tree: Any) -> Iterator[tuple[bytes, int]]:

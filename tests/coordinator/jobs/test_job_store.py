@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import os
 import threading
 from collections.abc import Sequence
@@ -233,6 +234,33 @@ async def test_a_copy_has_what_the_store_has_and_fetches_content_once(tmp_path: 
     await reopened.save("b", FORGOTTEN, {})
     assert files(tmp_path / "two") == set()
     await reopened.close()
+
+
+async def test_a_whole_journal_is_read_by_a_thread_as_it_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A standby that stood still for it would neither vote nor be heard of."""
+    store, _ = opened(tmp_path / "one")
+    copy, _ = opened(tmp_path / "two")
+    for number in range(3):
+        await store.save(f"{number}", "accepted", {}, values(LONG, LONG))
+    readers: set[threading.Thread] = set()
+    loads = json.loads
+
+    def read(text: bytes) -> Any:
+        readers.add(threading.current_thread())
+        return loads(text)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(json, "loads", read)
+        await copied(store, copy, [])
+    assert readers and threading.main_thread() not in readers
+    for number in range(3):
+        assert files(tmp_path / "two") == {hash_bytes(LONG).hex()}
+        await copy.save(f"{number}", FORGOTTEN, {})
+    assert files(tmp_path / "two") == set()
+    await store.close()
+    await copy.close()
 
 
 async def test_content_that_cannot_be_fetched_leaves_the_copy_as_it_was(tmp_path: Path) -> None:
