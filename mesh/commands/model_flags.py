@@ -28,11 +28,15 @@ def serve_model_arguments(parser: argparse.ArgumentParser) -> None:
     waiting = "requests of each model that may wait; others are refused with 429 (default: %(default)s)"
     parser.add_argument("--queue", type=int, default=64, metavar="N", help=waiting)
     parser.add_argument(
-        "--replicas", type=int, default=1, metavar="N", help="batches that run side by side (default: 1)"
+        "--replicas",
+        type=int,
+        default=1,
+        metavar="N",
+        help="how often each language model is there, on workers of its own where there are enough (default: 1)",
     )
     chunk = "tokens of a prompt that one step reads (default: %(default)s)"
     parser.add_argument("--chunk", type=int, default=16, metavar="N", help=chunk)
-    kept = "most memory for keys and values of a model's texts, such as 4GiB (default: a quarter of a worker's)"
+    kept = "most memory for keys and values of the texts of a replica, such as 4GiB (default: a quarter of a worker's)"
     parser.add_argument("--kv-budget", default="", metavar="SIZE", help=kept)
     parser.add_argument(
         "--strategy", default="auto", help="how the model is placed on the workers (default: %(default)s)"

@@ -134,6 +134,16 @@ class Feeds:
     changes: tuple[dict[int, tuple[float, float]], ...] = ()  # of logits: `LogitAdjustment.changes`
 
 
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """A text that goes on in another batch: what was asked, its tokens until now, and how many of them were found when
+    it began (None: it has not begun)."""
+
+    request: TextRequest
+    tokens: tuple[int, ...]
+    cached: int | None = None
+
+
 @dataclass(slots=True, eq=False)
 class _Text:
     request: TextRequest
@@ -262,6 +272,28 @@ class Slots:
         for slot, text in enumerate(self._texts):
             if text is not None and text.request.number == number:
                 self._end(slot, text)
+
+    def carried(self, waiting: bool = False) -> list[Carried]:
+        """Take all texts out, or those that are waiting alone, the first ones first; answers under way are nobody's."""
+        there = [] if waiting else sorted([text for text in self._texts if text is not None], key=_number)
+        for text in there:
+            self._end(self._texts.index(text), text)
+        taken = [*there, *self.waiting]
+        self.waiting.clear()
+        return [Carried(text.request, tuple(text.tokens), text.cached) for text in taken]
+
+    def resume(self, carried: Carried) -> None:
+        """A text comes that has begun elsewhere."""
+        self.waiting.append(_Text(carried.request, list(carried.tokens), cached=carried.cached))
+
+    @property
+    def tokens_asked(self) -> int:
+        """The tokens that all texts have memory for, and those without which the ones that wait do not begin."""
+        return PAGE * (self.pages.held + sum(text.pages_least for text in self.waiting))
+
+    def found(self, keys: Sequence[bytes]) -> int:
+        """How many tokens of a text with these keys (`prefix_keys`) need no reading."""
+        return PAGE * len(self.pages.found(keys))
 
     def wanted(self) -> Room:
         """The room that the texts need: the present one, if they fit and do not lie in it loosely for long."""

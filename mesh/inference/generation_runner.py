@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import itertools
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,9 +29,10 @@ from ..models.decoder import Text, table_of
 from ..models.model import Model
 from ..util.units import counted, size_text
 from . import kv_cache_step, logit_adjustment, sampling
-from .continuous_batching import PAGES_MIN, ChosenToken, Feeds, Guide, Slots, TextRequest
+from .continuous_batching import PAGES_MIN, Carried, ChosenToken, Feeds, Guide, Slots, TextRequest, bucket
 from .kv_pages import PAGE, pages_for
 from .logit_adjustment import LogitAdjustment
+from .replica_router import Load
 from .settings import GREEDY, Room, Sampling, by_rows
 
 TOKENS_MAX = 128  # new ones where nobody says how many
@@ -144,6 +145,13 @@ class TokenStream:
         self._error = error
         self._news.set()
 
+    def _go_on(self, number: int, generating: Generating) -> None:
+        self._number, self._generating = number, generating
+
+
+Moving = tuple[Carried, TokenStream]  # a text between two batches
+Elsewhere = Callable[[], Awaitable[bool]]
+
 
 class Generating:
     """One model's running batch of texts, on the loop of an AsyncMesh.
@@ -175,6 +183,8 @@ class Generating:
         machine would use.
     adjusted : bool, optional
         Whether texts may change their logits, too, in a detailed batch; a step of such a batch takes still more.
+    elsewhere : callable, optional
+        What is awaited when the state was lost.  If it says True, the texts went on elsewhere.
 
     Raises
     ------
@@ -203,17 +213,25 @@ class Generating:
     ...         generating = Generating(m, model, slots=2)
     ...         print([token async for token in generating.begin([0], tokens_max=3)])
     ...         generating.leave(0)
+    ...         stream, other = generating.begin([1], tokens_max=2), Generating(m, model)
+    ...         for text in generating.carry():
+    ...             other.adopt(text)
+    ...         other.place("single")
+    ...         print(generating.load([]).texts, other.load([]).texts, [token async for token in stream])
     ...         await generating.close()
+    ...         await other.close()
     >>> asyncio.run(main())
     [1, 2, 3]
+    0 1 [2, 3]
     """
 
     def __init__(
         self, mesh: AsyncMesh, model: Model, *, slots: int = 8, queue: int = 64, chunk: int = 16,
         strategy: str = "auto", mode: str = "auto", copies: str | None = None, detailed: bool = False,
-        kv_bytes: int | None = None, adjusted: bool = False,
+        kv_bytes: int | None = None, adjusted: bool = False, elsewhere: Elsewhere | None = None,
     ) -> None:  # fmt: skip
         self._text = text_of(model)
+        self._elsewhere = elsewhere
         if adjusted and not detailed:
             raise InputError("an adjusted batch is a detailed one", next_step="Make it with detailed=True, too")
         self._detailed, self._adjusted = detailed, adjusted
@@ -233,7 +251,7 @@ class Generating:
         self._session: AsyncSession | None = None
         self._answers: deque[asyncio.Future[Any]] = deque()
         self._news = asyncio.Event()
-        self._steppings: OrderedDict[Room, Stepping] = OrderedDict()  # from empty states; the last used one last
+        self._steppings: OrderedDict[tuple[Room, str], Stepping] = OrderedDict()  # by room and strategy, last used last
         self._closed = False
         self._steps = self._rebuilt = 0
         self._fruitless = 0  # sessions that were lost since the last answer
@@ -361,6 +379,68 @@ class Generating:
         self._news.set()
         return stream
 
+    def load(self, keys: Sequence[bytes]) -> Load:
+        """Tell what this batch has to do.
+
+        Parameters
+        ----------
+        keys : sequence of bytes
+            Those of the pages of a text that may come (`kv_pages.prefix_keys`).
+
+        Returns
+        -------
+        Load
+            What a router chooses by.
+        """
+        slots = self._slots
+        texts = slots.active + self.waiting
+        full = self._closed or slots.free <= -self._queue
+        held = PAGE * (self._pages_max - 1)
+        return Load(texts, bucket(slots.slots_max), slots.tokens_asked, slots.found(keys), held, full)
+
+    def carry(self, waiting: bool = False) -> list[Moving]:
+        """Take texts out, to go on in another batch of the same model.
+
+        Parameters
+        ----------
+        waiting : bool, optional
+            Whether to take those alone that wait for a slot.
+
+        Returns
+        -------
+        list of Moving
+            The texts and their streams, the first ones first; `adopt` takes them.
+        """
+        taken = [(carried, self._streams.pop(carried.request.number)) for carried in self._slots.carried(waiting)]
+        self._news.set()
+        return taken
+
+    def adopt(self, moving: Moving) -> None:
+        """Go on with a text of another batch, however many wait already.
+
+        Parameters
+        ----------
+        moving : Moving
+            What `carry` of that batch gave.
+        """
+        carried, stream = moving
+        number = next(self._numbers)
+        self._streams[number] = stream
+        stream._go_on(number, self)
+        self._slots.resume(replace(carried, request=replace(carried.request, number=number)))
+        self._news.set()
+
+    def place(self, strategy: str) -> None:
+        """Place the next session otherwise.
+
+        Parameters
+        ----------
+        strategy : str
+            How a step is placed, as for `Mesh.run`.
+        """
+        strategy = by_rows(strategy) if self._mesh.reproducible else strategy
+        self._options = self._mesh.options(strategy, self._options.mode, self._options.copies)
+
     def leave(self, number: int) -> None:
         """Want no more of a text.
 
@@ -392,6 +472,9 @@ class Generating:
                 await self._turn()
             except Exception as error:  # nobody else would tell those who wait
                 await self._close_session()
+                if self._elsewhere is not None and await self._elsewhere():
+                    self._slots.lost()
+                    continue
                 if self._is_too_large(error):
                     continue
                 self._slots.lost()
@@ -491,16 +574,18 @@ class Generating:
 
     async def _stepping(self, room: Room) -> Stepping:
         """The step of a room, from an empty state; traced once."""
-        if room not in self._steppings:
+        options = self._options
+        key = room, options.strategy
+        if key not in self._steppings:
             step = kv_cache_step.stepper(self._text.decoder, room, self._params, self._detailed)
             empty = kv_cache_step.empty(self._text.decoder, room, self._dtype)
-            self._steppings[room] = await asyncio.to_thread(
-                self._mesh.stepping, step, empty, self._example(room), self._options
+            self._steppings[key] = await asyncio.to_thread(
+                self._mesh.stepping, step, empty, self._example(room), options
             )
             if len(self._steppings) > ROOMS_MAX:
                 self._steppings.popitem(last=False)
-        self._steppings.move_to_end(room)
-        return self._steppings[room]
+        self._steppings.move_to_end(key)
+        return self._steppings[key]
 
     def _example(self, room: Room) -> tuple[Any, ...]:
         zeros = np.zeros(room.slots, np.int32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -12,11 +12,24 @@ from wire.errors import InputError
 
 from ..models.model import Prompt, Stop
 from ..util.units import counted
-from .generation_runner import Generating, TokenStream
+from .generation_runner import TokenStream
 from .settings import Sampling, count
 from .tokenizer import Detokenizer, Tokenizer
 
 PROMPTS = "Give a text, a list of tokens, or several of these"
+
+
+class TextBatch(Protocol):
+    """What goes on with tokens: a `Generating`, or the replicas of a model."""
+
+    vocabulary: int
+
+    @property
+    def ends(self) -> tuple[int, ...]: ...
+
+    def begin(
+        self, prompt: Iterable[int], tokens_max: int | None, how: Sampling = ..., ends: Iterable[int] | None = ...
+    ) -> TokenStream: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +44,7 @@ class Request:
     stop: Stop = None
     ends: int | Iterable[int] | None = None
 
-    def begin(self, generating: Generating, tokenizer: Tokenizer | None, prompt: Prompt, place: int = 0) -> Reply:
+    def begin(self, generating: TextBatch, tokenizer: Tokenizer | None, prompt: Prompt, place: int = 0) -> Reply:
         """Begin with the prompt in this place among several; its seed is larger by the place."""
         strings, tokens = _stops(self.stop, generating.vocabulary)
         if isinstance(prompt, str):

@@ -28,7 +28,8 @@ from ..models.load import load
 from ..models.model import Model, Prompt, Stop
 from ..transforms.graph_function import graph_function
 from ..util.did_you_mean import optioned, spelt
-from .generation_runner import Generating, budget_of, pages_in, text_of
+from .generation_runner import text_of
+from .replica_set import ReplicaSet
 from .replies import Reply, Request
 from .request_runner import RequestRunner, is_batched
 from .settings import Options, by_rows, choice
@@ -161,7 +162,7 @@ class AsyncInferenceServer:
         queue : int, optional
             Requests that may wait beside what is computed, and as many texts.
         replicas : int, optional
-            Running batches of texts, which fill the stages of a pipeline.
+            How often a language model is there, each time on workers of its own where there are enough.
         chunk : int, optional
             Tokens of a prompt that a step reads.
         batched : bool, optional
@@ -174,7 +175,7 @@ class AsyncInferenceServer:
         copies : str, optional
             The copies of the weights that workers keep, as for `Mesh.run`.
         kv_budget : int or str, optional
-            The most memory for keys and values of texts, on all workers together, in bytes or as "4GiB"; by default a
+            The most memory for keys and values of a replica's texts, in bytes or as "4GiB"; by default a
             quarter of what the worker with the most memory may use.
 
         Raises
@@ -203,10 +204,11 @@ class AsyncInferenceServer:
         try:
             loaded = await asyncio.to_thread(_loaded, model, options.batched is not False)
             self._check_open()
-            kv_bytes = await budget_of(self._mesh, options.kv_bytes, options.replicas)
+            replicas = None
             if isinstance(loaded, Model) and loaded.text is not None:
-                pages_in(loaded, kv_bytes)
-            self._models[name] = _ServedModel(self._mesh, loaded, options, kv_bytes)
+                queue = -(-int(options.queue) // int(options.replicas))
+                replicas = await ReplicaSet.open(self._mesh, loaded, options, queue)
+            self._models[name] = _ServedModel(self._mesh, loaded, options, replicas)
         finally:
             self._loading.discard(name)
 
@@ -444,7 +446,7 @@ class InferenceServer:
         queue : int, optional
             Requests that may wait beside what is computed, and as many texts.
         replicas : int, optional
-            Running batches of texts, which fill the stages of a pipeline.
+            How often a language model is there, each time on workers of its own where there are enough.
         chunk : int, optional
             Tokens of a prompt that a step reads.
         batched : bool, optional
@@ -457,7 +459,7 @@ class InferenceServer:
         copies : str, optional
             The copies of the weights that workers keep, as for `Mesh.run`.
         kv_budget : int or str, optional
-            The most memory for keys and values of texts, on all workers together, in bytes or as "4GiB"; by default a
+            The most memory for keys and values of a replica's texts, in bytes or as "4GiB"; by default a
             quarter of what the worker with the most memory may use.
 
         Raises
@@ -627,18 +629,17 @@ class InferenceServer:
 class _ServedModel:
     """A model with its queues."""
 
-    def __init__(self, mesh: AsyncMesh, model: Model | Callable[..., Any], options: Options, kv_bytes: int) -> None:
-        self._mesh = mesh
-        self._kv_bytes = kv_bytes
+    def __init__(
+        self, mesh: AsyncMesh, model: Model | Callable[..., Any], options: Options, replicas: ReplicaSet | None
+    ) -> None:
         self.model = model
-        self._options = options
+        self.replicas = replicas  # None for a model that does not generate text
         batched = options.batched
         if batched and mesh.reproducible:
             options = replace(options, strategy=by_rows(options.strategy))
         if batched is None:
             batched = (is_batched(model) if isinstance(model, Model) else True) and not mesh.reproducible
         self.request_runner = RequestRunner(mesh, model, options, batched)
-        self._generating: list[Generating] = []
         self._tokenizer: Tokenizer | None = None
 
     def begin(self, prompt: Prompt, request: Request) -> Reply:
@@ -648,32 +649,22 @@ class _ServedModel:
         folder = text_of(self.model).folder
         if isinstance(prompt, str) and self._tokenizer is None:
             self._tokenizer = Tokenizer(folder)
-        if not self._generating:
-            options = self._options
-            queue = -(-int(options.queue) // int(options.replicas))
-            self._generating = [
-                Generating(
-                    self._mesh, self.model, slots=int(options.max_batch), queue=queue,
-                    chunk=int(options.chunk), strategy=options.strategy, mode=options.mode, copies=options.copies,
-                    kv_bytes=self._kv_bytes,
-                )
-                for _ in range(options.replicas)
-            ]  # fmt: skip
-        least = min(self._generating, key=lambda batch: batch.waiting + batch.active)
-        return request.begin(least, self._tokenizer, prompt)
+        assert self.replicas is not None
+        return request.begin(self.replicas, self._tokenizer, prompt)
 
     def told(self, name: str) -> LoadedModel:
         """What the model does now."""
         weights = self.model.weights.values() if isinstance(self.model, Model) else ()
-        texts, steps = (sum(getattr(batch, what) for batch in self._generating) for what in ("active", "steps"))
-        waiting = self.request_runner.waiting + sum(batch.waiting for batch in self._generating)
+        texts, steps = (self.replicas.active, self.replicas.steps) if self.replicas is not None else (0, 0)
+        waiting = self.request_runner.waiting + (self.replicas.waiting if self.replicas is not None else 0)
         size = sum(weight.nbytes for weight in weights)
         return LoadedModel(name, size, waiting, texts, self.request_runner.batches, steps)
 
     async def close(self) -> None:
         """Cancel everything."""
         await self.request_runner.close()
-        await asyncio.gather(*(batch.close() for batch in self._generating))
+        if self.replicas is not None:
+            await self.replicas.close()
 
 
 def _check_mesh(given: object, own: Mesh | AsyncMesh) -> None:

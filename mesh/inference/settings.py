@@ -59,7 +59,7 @@ class Options:
     queue : int, optional
         Requests that may wait beside what is computed, and as many texts.
     replicas : int, optional
-        Running batches of texts, which fill the stages of a pipeline.
+        How often a language model is there, each time on workers of its own where there are enough.
     chunk : int, optional
         Tokens of a prompt that a step reads.
     batched : bool, optional
@@ -72,7 +72,7 @@ class Options:
     copies : str, optional
         The copies of the weights that workers keep, as for `Mesh.run`.
     kv_budget : int or str, optional
-        The most memory for keys and values of texts, on all workers together, in bytes or as "4GiB"; by default a
+        The most memory for keys and values of a replica's texts, in bytes or as "4GiB"; by default a
         quarter of what the worker with the most memory may use.
 
     Raises

@@ -242,13 +242,13 @@ class ModelServer:
         queue : int, optional
             Requests that may wait; others are refused with status 429.
         replicas : int, optional
-            Batches that run side by side.
+            How often a language model is there, each time on workers of its own where there are enough.
         chunk : int, optional
             Tokens of a prompt that one step reads.
         strategy : str, optional
             How a step is placed, as for `Mesh.run`.
         kv_budget : int or str, optional
-            The most memory for keys and values of texts, on all workers together, in bytes or as "4GiB"; by default a
+            The most memory for keys and values of a replica's texts, in bytes or as "4GiB"; by default a
             quarter of what the worker with the most memory may use.
 
         Raises

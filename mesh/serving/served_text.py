@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any, Protocol
 
 from wire.errors import InputError
 
 from ..client.async_mesh import AsyncMesh
 from ..inference.continuous_batching import Guide
-from ..inference.generation_runner import Generating, budget_of, pages_in, text_of
-from ..inference.kv_pages import PAGE
+from ..inference.generation_runner import text_of
 from ..inference.logit_adjustment import LogitAdjustment
+from ..inference.replica_set import Kind, ReplicaSet
 from ..inference.settings import Options, Sampling
 from ..inference.tokenizer import Tokenizer
-from ..models.decoder import table_of
 from ..models.model import Model
 from .admission import Admission
 from .answer import Answer, TextRequest, TokenSource, Usage
@@ -42,8 +40,10 @@ class Batches(Protocol):
     """
 
     vocabulary: int
-    positions_max: int | None
     ends: tuple[int, ...]
+
+    @property
+    def positions_max(self) -> int | None: ...
 
     def begin(
         self,
@@ -57,55 +57,6 @@ class Batches(Protocol):
     ) -> TokenSource: ...
 
     async def close(self) -> None: ...
-
-
-class _Kind(Enum):
-    """What a batch's steps take: an adjusted one takes what a detailed one does, and more."""
-
-    PLAIN = "plain"
-    DETAILED = "detailed"
-    ADJUSTED = "adjusted"
-
-
-class MeshBatches:
-    """The running batches of a model on a mesh: `replicas` plain ones, one for texts with guides or scores, and one for
-    texts that change their logits.  Each may have `kv_bytes` of keys and values."""
-
-    def __init__(self, mesh: AsyncMesh, model: Model, options: Options, kv_bytes: int) -> None:
-        text = text_of(model)
-        _, self.vocabulary = table_of(model.weights, text.decoder)
-        held = PAGE * (pages_in(model, kv_bytes) - 1)
-        self.positions_max: int | None = min(held, text.decoder.positions_max or held)
-        self.ends = text.ends
-        self._make: Callable[[_Kind], Generating] = lambda kind: Generating(
-            mesh, model, slots=int(options.max_batch), queue=CHOICES_MAX * int(options.max_batch) * options.replicas,
-            chunk=int(options.chunk), strategy=options.strategy, mode=options.mode, copies=options.copies,
-            detailed=kind is not _Kind.PLAIN, adjusted=kind is _Kind.ADJUSTED, kv_bytes=kv_bytes,
-        )  # fmt: skip
-        self._most = {_Kind.PLAIN: options.replicas, _Kind.DETAILED: 1, _Kind.ADJUSTED: 1}
-        self._batches: dict[_Kind, list[Generating]] = {kind: [] for kind in _Kind}
-
-    def begin(
-        self,
-        tokens: Sequence[int],
-        tokens_max: int,
-        how: Sampling,
-        ends: Sequence[int],
-        guide: Guide | None,
-        scored: bool,
-        adjustment: LogitAdjustment | None,
-    ) -> TokenSource:
-        """Go on with a text in the batch that has least to do."""
-        more = _Kind.DETAILED if guide is not None or scored else _Kind.PLAIN
-        kind = more if adjustment is None else _Kind.ADJUSTED
-        batches = self._batches[kind]
-        if len(batches) < self._most[kind]:
-            batches.append(self._make(kind))
-        least = min(batches, key=lambda batch: batch.waiting + batch.active)
-        return least.begin(tokens, tokens_max, how, ends, guide, scored, adjustment)
-
-    async def close(self) -> None:
-        await asyncio.gather(*(batch.close() for batches in self._batches.values() for batch in batches))
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,10 +192,10 @@ async def serve_text(mesh: AsyncMesh, facts: ModelFacts, model: Model, options: 
     folder = text_of(model).folder
     tokenizer = await asyncio.to_thread(Tokenizer, folder)
     template = await asyncio.to_thread(load_chat_template, folder)
-    kv_bytes = await budget_of(mesh, options.kv_bytes, options.replicas + len(_Kind) - 1)
-    batches = MeshBatches(mesh, model, options, kv_bytes)
+    queue = CHOICES_MAX * int(options.max_batch) * int(options.replicas)
+    batches = await ReplicaSet.open(mesh, model, options, queue, tuple(Kind))
     admission = Admission(int(options.max_batch) * options.replicas, int(options.queue))
     return ServedText(facts, model, batches, tokenizer, template, admission)
 
 
-__all__ = ["Batches", "MeshBatches", "ModelFacts", "ServedText", "serve_text"]
+__all__ = ["Batches", "ModelFacts", "ServedText", "serve_text"]

@@ -98,7 +98,8 @@ async def mischief(cluster: Any, rng: random.Random) -> list[str]:
 
 def slots_of(server: AsyncInferenceServer) -> list[tuple[int, int, int]]:
     """For every batch of texts: those in slots, those that wait, and the open streams."""
-    every = [each for served in server._models.values() for each in served._generating]
+    models = [served for served in server._models.values() if served.replicas is not None]
+    every = [each for served in models for each in served.replicas.batches()]
     return [(each.active, each.waiting, len(each._streams)) for each in every]
 
 
