@@ -454,7 +454,8 @@ class _Run:
                 under_way[call.index] = self._met(call, operands)
             else:
                 results = self._turned(call, operands)
-                values.update({index: _canonical(results[output]) for index, output in call.outputs})
+                made = results if call.graphs else [_canonical(result) for result in results]
+                values.update({index: made[output] for index, output in call.outputs})
             for source in call.frees:
                 values.pop(source, None)
         _settle(executable.outputs, under_way, values)
@@ -486,7 +487,7 @@ class _Run:
         def perform(name: str, given: list[HostArray]) -> list[HostArray]:
             if self.stopped():
                 raise Cancelled("the run was stopped")
-            return self.outputs(call.graphs[name], [_canonical(array) for array in given])
+            return self.outputs(call.graphs[name], given)  # rows of canonical arrays are canonical
 
         try:
             return call.kernel(call.node.attrs, operands, perform)
