@@ -42,6 +42,14 @@ def test_a_part_of_an_array_is_not_all_of_it() -> None:
     assert not line_aligned.is_all_of(longer[: plain.nbytes], longer), "another array that is a line longer"
 
 
+def test_the_address_of_an_array_is_what_numpy_says() -> None:
+    plain = np.arange(12, dtype=np.int16).reshape(3, 4)
+    fixed = plain.copy()
+    fixed.flags.writeable = False
+    for array in (plain, plain[1:], plain[:, 2:], plain.T, fixed, plain[:0], np.array(3.0), np.ones(2, np.complex128)):
+        assert line_aligned.address(array) == array.ctypes.data
+
+
 @pytest.fixture(scope="module")
 def engine() -> Any:
     made = NativeEngine(threads=1)

@@ -3,8 +3,9 @@ begin in the middle, every load and store of a vector takes two lines.  A matrix
 
 from __future__ import annotations
 
+import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,9 @@ from wire.ir.types import HostArray
 
 LINE_BYTES = 64
 SMALL_BYTES = 1 << 15  # it costs a microsecond, which takes longer than what the lines of a smaller one take
+
+
+_byte_of: Callable[[Any], ctypes.c_char] = ctypes.c_char.from_buffer
 
 
 class _Memory(np.ndarray[Any, Any]):
@@ -25,7 +29,16 @@ def empty(shape: Sequence[int], dtype: np.dtype[Any]) -> HostArray:
     if size < SMALL_BYTES:
         return np.empty(shape, dtype)
     memory = _Memory(size + LINE_BYTES, np.uint8)
-    return np.ndarray(shape, dtype, memory, -memory.ctypes.data % LINE_BYTES)
+    return np.ndarray(shape, dtype, memory, -address(memory) % LINE_BYTES)
+
+
+def address(array: HostArray) -> int:
+    """The address of an array's first element, in a third of the time that numpy takes to say it if one may write to
+    the array."""
+    flags = array.flags
+    if flags.writeable and flags.c_contiguous and array.size:
+        return ctypes.addressof(_byte_of(array))
+    return array.ctypes.data
 
 
 def is_all_of(array: HostArray, memory: HostArray) -> bool:

@@ -114,7 +114,7 @@ class Sequenced:
         must live until it has."""
         outputs = [line_aligned.empty(shape, dtype) for shape, dtype in self._made]
         block = np.empty(self.block_bytes + ALIGNED, np.uint8)
-        first = block.ctypes.data
+        first = line_aligned.address(block)
         tensors = [np.asarray(tensor) for tensor in (*inputs, *outputs)]  # numpy gives scalars for tensors without axes
         addresses = array("q", [*map(weights.address, tensors), first + -first % ALIGNED])
         self._bind(*self._where, addresses.buffer_info()[0])

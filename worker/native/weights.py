@@ -22,6 +22,7 @@ from weakref import ref
 import numpy as np
 from numpy.typing import NDArray
 
+from ..engine import line_aligned
 from .library import Library, ProductCore
 from .runner import WORDS, Row
 from .threads import ALIGNED, Program
@@ -88,7 +89,7 @@ class Weights:
     def address(self, array: NDArray[Any]) -> int:
         """The address of an array: numpy takes microseconds to say it, which a loaded tensor costs once."""
         weight = self._weights.get(id(array))
-        return array.ctypes.data if weight is None else weight.address
+        return line_aligned.address(array) if weight is None else weight.address
 
     def packed(self, array: NDArray[Any], layout: Layout) -> Packed | None:
         """The panels of a matrix in a loaded tensor, if there are any by now."""
