@@ -39,6 +39,7 @@ ADDRESS_BYTES = 32
 IN_ENTRY_BYTES_MAX = 4096  # a file costs two syncs, a longer entry next to nothing
 TEXT_ON_LOOP_BYTES_MAX = 256 * KIB
 IN_ENTRY_TOTAL_BYTES_MAX = JOURNAL_BYTES_MAX // 2  # of all values: as text they take a third more
+PACKED_AT = 64  # bytes, of which the places in a file of small values are multiples
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,8 @@ class JobStore:
         self._held: dict[str, bytes] = {}  # addresses by job, joined: lists would be a tenth of what is kept of jobs
         self._doubtful: list[bytes] = []  # of entries that may be on the disk all the same, until another one surely is
         self._queue: list[tuple[Entry, asyncio.Future[None] | None]] = []
+        self._latest_pack: tuple[str, memoryview] | None = None
+        self._reading_pack = asyncio.Lock()
         self._tasks = Tasks()
         self._writing: asyncio.Task[None] | None = None
         self._writer = ThreadPoolExecutor(1, "journal")  # one thread: SQLite's memory stays in one arena
@@ -142,7 +145,18 @@ class JobStore:
         """The bytes of a leaf; BlobMissing or BlobCorrupt."""
         if "data" in leaf:
             return memoryview(base64.b64decode(leaf["data"]))
+        if "pack" in leaf:
+            pack = await self._pack(leaf["pack"], leaf["pack_bytes"])
+            return pack[leaf["begin"] : leaf["begin"] + leaf["length"]]
         return await asyncio.to_thread(self._contents.load, bytes.fromhex(leaf["address"]), leaf["size_bytes"])
+
+    async def _pack(self, address: str, size_bytes: int) -> memoryview:
+        """The file of many small values, read once for those that are asked for together."""
+        async with self._reading_pack:
+            if self._latest_pack is None or self._latest_pack[0] != address:
+                data = await asyncio.to_thread(self._contents.load, bytes.fromhex(address), size_bytes)
+                self._latest_pack = address, data
+            return self._latest_pack[1]
 
     async def receive(self, address: bytes, size_bytes: int, fill: Callable[[int], Awaitable[None]]) -> memoryview:
         """Content that `fill` writes into an open file, so that it takes no memory; held until `release`.
@@ -256,25 +270,39 @@ class JobStore:
     def _entry_of(
         self, job: str, kind: str, fields: Mapping[str, Any], values: Any, held: list[bytes]
     ) -> tuple[Entry, Any]:
-        kept = self._put(values, held)
-        body = json.dumps({**fields, "values": kept}).encode()
+        kept, pack = self._put(values, held)
+        named = {} if pack is None else {"pack": pack}
+        body = json.dumps({**fields, "values": kept, **named}).encode()
         check_size(job, len(body))
         return Entry(job, kind, body), kept
 
-    def _put(self, values: Any, held: list[bytes]) -> Any:
-        room_bytes = IN_ENTRY_TOTAL_BYTES_MAX
+    def _put(self, values: Any, held: list[bytes]) -> tuple[Any, Any]:
+        """The tree for an entry, and the file of small values that are too many for it; None for no such file."""
+        small = [content for content in _contents_of(values) if content.data.nbytes <= IN_ENTRY_BYTES_MAX]
+        packed = sum(content.data.nbytes for content in small) > IN_ENTRY_TOTAL_BYTES_MAX
+        places, data = dict[int, int](), bytearray()
+        for content in small if packed else ():
+            places[id(content)] = len(data)
+            data += content.data
+            data += bytes(-len(data) % PACKED_AT)
+
+        def in_file(data: memoryview, address: bytes, again: bool = False) -> dict[str, Any]:
+            self._contents.put(address, data, again)
+            held.append(address)
+            return {"address": address.hex(), "size_bytes": data.nbytes}
+
+        pack = in_file(memoryview(data), hash_bytes(data)) if packed else None
 
         def keep(content: Content) -> dict[str, Any]:
-            nonlocal room_bytes
-            if content.data.nbytes <= min(IN_ENTRY_BYTES_MAX, room_bytes):
-                room_bytes -= content.data.nbytes
+            if content.data.nbytes > IN_ENTRY_BYTES_MAX:
+                address = content.address or hash_bytes(content.data)
+                return in_file(content.data, address, content.address is not None and content.again)
+            if pack is None:
                 return {"data": base64.b64encode(content.data).decode()}
-            address = content.address or hash_bytes(content.data)
-            self._contents.put(address, content.data, again=content.address is not None and content.again)
-            held.append(address)
-            return {"address": address.hex(), "size_bytes": content.data.nbytes}
+            where = {"begin": places[id(content)], "length": content.data.nbytes}
+            return {"pack": pack["address"], "pack_bytes": pack["size_bytes"], **where}
 
-        return _map(keep, values)
+        return _map(keep, values), pack
 
     async def _in_writer(self, work: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._writer, work, *args)
@@ -340,9 +368,14 @@ def _apart(addresses: bytes) -> list[bytes]:
 
 def _long(values: Any) -> bool:
     """Whether any of the contents may not go into the entry, or they are much to be written as text."""
-    sizes: list[int] = []
-    _map(lambda content: sizes.append(content.data.nbytes), values)
+    sizes = [content.data.nbytes for content in _contents_of(values)]
     return max(sizes, default=0) > IN_ENTRY_BYTES_MAX or sum(sizes) > TEXT_ON_LOOP_BYTES_MAX
+
+
+def _contents_of(values: Any) -> list[Content]:
+    contents: list[Content] = []
+    _map(contents.append, values)
+    return contents
 
 
 def _map(change: Callable[[Content], Any], tree: Any) -> Any:

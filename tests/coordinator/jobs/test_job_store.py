@@ -482,16 +482,29 @@ async def test_who_writes_or_releases_content_waits_for_nobody_with_other_conten
     await store.close()
 
 
-async def test_an_entry_with_many_small_values_is_no_longer_than_a_standby_takes(tmp_path: Path) -> None:
-    store, _ = opened(tmp_path)
-    contents = [number.to_bytes(4, "big") * (IN_ENTRY_BYTES_MAX // 4) for number in range(2300)]
-    kept = await store.save("a", "accepted", {}, values(*contents))
+async def test_many_small_values_are_in_one_file_and_their_entry_is_no_longer_than_a_standby_takes(
+    tmp_path: Path,
+) -> None:
+    store, _ = opened(tmp_path / "one")
+    copy, _ = opened(tmp_path / "two")
+    contents = [number.to_bytes(4, "big") * (IN_ENTRY_BYTES_MAX // 4 - number % 7) for number in range(2300)]
+    kept = await store.save("a", "accepted", {}, values(*contents, LONG))
     (entry,) = await store.entries()
-    assert len(entry.body) <= JOURNAL_BYTES_MAX and 0 < len(files(tmp_path)) < len(contents)
-    assert await loaded(store, kept) == contents
+    assert len(entry.body) <= JOURNAL_BYTES_MAX
+    assert len(files(tmp_path / "one")) == 2, "each file costs two syncs"
+    assert await loaded(store, kept) == [*contents, LONG]
+    fetched: list[bytes] = []
+    await copied(store, copy, fetched)
+    assert {address.hex() for address in fetched} == files(tmp_path / "one")
     await store.save("a", FORGOTTEN, {})
-    assert files(tmp_path) == set()
+    assert files(tmp_path / "one") == set()
     await store.close()
+    await copy.close()
+    copy, (found,) = opened(tmp_path / "two")
+    assert await loaded(copy, found.fields["values"]) == [*contents, LONG]
+    await copy.save("a", FORGOTTEN, {})
+    assert files(tmp_path / "two") == set()
+    await copy.close()
 
 
 async def test_an_entry_that_no_standby_takes_is_refused_at_once_and_leaves_nothing(tmp_path: Path) -> None:
