@@ -7,6 +7,7 @@ whoever looks for a coordinator finds none here.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -47,6 +48,7 @@ from .state import StandbyTimes
 
 log = logging.getLogger("graph_mesh.standby")
 _Told = tuple[int, int, int, bool]  # what tells messages of one link apart whose entries belong together
+AUTHORITY_S = 2.0  # until what could not be written is written again
 IS_STANDBY = Busy("this coordinator is a standby", next_step="Ask the coordinator that serves")
 
 
@@ -83,6 +85,8 @@ class Following:
         self._writes: asyncio.Queue[tuple[ev.Entries, list[Entry], tuple[int, ...]]] = asyncio.Queue(
             JOURNAL_COPIES.most
         )
+        self._authority_files: AuthorityFiles | None = None  # as the coordinator sent them last
+        self._authority_news = asyncio.Event()
         self._workers: Mapping[str, Sequence[str]] = {}
         self._store: JobStore
 
@@ -98,6 +102,7 @@ class Following:
             for addresses in {*((address,) for address in self._first), *self._file.remembered.peers.values()}:
                 self._tasks.keep("staying linked", partial(stay_linked, self._endpoint, partial(tuple, addresses)))
             self._tasks.keep("writing the copy of a journal", self._write_all)
+            self._tasks.keep("writing what is known of members", self._keep_authority)
             if self._begins:
                 self._shell.feed(ev.Begin())
             self._tasks.keep("following", self._shell.run)
@@ -110,6 +115,10 @@ class Following:
             await asyncio.gather(*running, return_exceptions=True)
             await self._endpoint.close()
             await self._store.close()
+            if self._authority_files is not None:  # which may have come a moment ago
+                with contextlib.suppress(OSError, MeshError, TimeoutError):
+                    async with asyncio.timeout(AUTHORITY_S):
+                        await asyncio.to_thread(self._take_authority, self._authority_files)
 
     # -- performing
 
@@ -203,6 +212,20 @@ class Following:
         self._file.met(link.peer.node_id, addresses)
         self._shell.state.meet(link.peer.node_id)
 
+    async def _keep_authority(self) -> None:
+        """Write what the coordinator knows of members as it comes, and again where the disk refuses: who was thrown out
+        is said once."""
+        while True:
+            await self._authority_news.wait()
+            self._authority_news.clear()
+            assert self._authority_files is not None
+            try:
+                await asyncio.to_thread(self._take_authority, self._authority_files)
+            except (OSError, MeshError) as error:
+                log.error("what the coordinator knows of members is not written: %s", error)
+                self._authority_news.set()
+                await asyncio.sleep(AUTHORITY_S)
+
     def _take_authority(self, body: AuthorityFiles) -> None:
         """Write what the coordinator knows of members: tokens and revocations have to hold here, too."""
         with FileLock(self._authority / "lock"):
@@ -223,7 +246,8 @@ class Following:
             case JournalEntries():
                 self._entries(link, body)
             case AuthorityFiles():
-                self._take_authority(body)
+                self._authority_files = body
+                self._authority_news.set()
 
     def on_stream_open(self, link: Link, header: Message, size_bytes: int) -> memoryview | PacedBuffer:
         assert isinstance(header, BlobStream)

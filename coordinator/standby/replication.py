@@ -81,7 +81,7 @@ class Replication:
         self._long: dict[str, tuple[int, int]] = {}  # by node, the stream and the last entry of a long message to it
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self._told: dict[str, tuple[Link, tuple[str, ...]]] = {}
-        self._sent_authority: tuple[AuthorityFile, ...] = ()
+        self._sent_authority: dict[Link, tuple[AuthorityFile, ...]] = {}  # what was sent is lost where its link ends
         self._content = BlobExchange(None, store.view)
         self._serve_blobs = coordinator.requests[FetchBlob]
         coordinator.requests[FetchBlob] = self._fetched
@@ -212,7 +212,7 @@ class Replication:
         entries = await self._store.entries()  # with all that was written before, and no more than is counted
         for entry in entries:  # of an older version, whose entries had no limit
             check_size(entry.job, len(entry.body))
-        self._sent_authority = ()
+        self._sent_authority.clear()
         self._snapshots[node] = entries
         shell.feed(ev.Attach(node, stream))
         self._snapshots.pop(node, None)
@@ -270,7 +270,7 @@ class Replication:
             del self._told[node]
 
     async def _send_authority(self) -> None:
-        """Send the files of the authority to standbys whenever one of them has changed."""
+        """Send the files of the authority to standbys whenever one of them has changed, and over each new link."""
         links, attached = self._coordinator.endpoint.links, self._file.remembered.peers
         standbys = [links[node] for node in attached if node in links and links[node].peer.role == "coordinator"]
         if not standbys:
@@ -280,10 +280,11 @@ class Replication:
         except OSError as error:
             log.error("the files of the authority cannot be read: %s", error)
             return
-        if files != self._sent_authority:
-            self._sent_authority = files
-            for link in standbys:
+        self._sent_authority = {link: sent for link, sent in self._sent_authority.items() if not link.closed}
+        for link in standbys:
+            if not link.closed and self._sent_authority.get(link) != files:
                 link.notify(AuthorityFiles(files))
+                self._sent_authority[link] = files
 
 
 def _not_sent(error: MeshError) -> None:
