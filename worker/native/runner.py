@@ -14,9 +14,11 @@ bytes of a slice if it is a place in scratch memory, else 0.
 
 `alone` walks a program on the calling thread.  To walk it on several, one thread opens the job and walks; others come
 and go through a gate: who comes too late finds it closed, and who is inside is waited for, so that nobody looks at the
-job of a run that is over.  They sleep at a semaphore, and are woken while a run is COMING: then they wait at the gate
-until it opens, or no run comes.  All walk the same rows in order and take tasks by a counter.  Where a row has to wait,
-a thread spins for a while, then yields, then sleeps for short times.
+job of a run that is over.  They are woken while a run is COMING: then they wait at the gate until it opens, or no run
+comes.  Between runs they look for the next one for a while, since runs often follow each other, and then sleep at a
+semaphore, which is posted for those alone that say so.  They need no GIL until the job is CLOSED.  All walk the same
+rows in order and take tasks by a counter.  Where a row has to wait, a thread spins for a while, then yields, then
+sleeps for short times.
 
 `bind` writes addresses into the arguments of a program: its table has a row for each, of the argument, the number of a
 tensor, and how many bytes on in it.
@@ -73,9 +75,21 @@ class Job(IntEnum):
     WAIT = 21  # int (semaphore, int64): -1
     ROAM = 22  # int (int, int64, int64): 0, ROAM_BYTES, the address of a set of cores
     ROAM_BYTES = 23
+    POST = 24  # int (semaphore, int64, int64): 1, 0
+    HELPERS = 25  # the address of a line for every thread but the first
+    RUN = 26  # the number of the run that was opened last
+    CLOSED = 27  # not 0: the threads end
 
 
-JOB_WORDS = 24
+class Helper(IntEnum):
+    """Words of a helper's line."""
+
+    SEMAPHORE = 0
+    SLEEPS = 1  # 1: it waits for its semaphore, or is about to, and whoever makes it 0 posts
+    ROAMS = 2  # the address of the cores that it may go to once it is awake, or 0
+
+
+JOB_WORDS = 28
 BEGAN, ENDED, READINGS = 0, 1, 2
 TAKEN, DONE = 0, 1
 WALKERS = ir.FunctionType(I64, [I64.as_pointer(), I64])
@@ -88,8 +102,9 @@ class Runner:
     alone(rows, count, stop, scratch) -> STOPPED or 0
     bind(words, table, count, addresses), at once
     open(job, rows, count, counters, stop, threads), at once
+    wake(job, helpers), at once: a run is about to open
     walk(job, thread) -> STOPPED or 0, for thread 0 when all rows are done
-    attend(job, thread, semaphore, roams), for the other threads: wait for the semaphore, and walk
+    attend(job, thread), for the other threads: walk in every run until the job is closed
     close(job)
 
     `chain` and `walk_address` are the addresses of the kernel and of `walk`.
@@ -106,7 +121,8 @@ class Runner:
         self.open = function("open", 6, kind=ctypes.PYFUNCTYPE)
         self.bind = function("bind", 4, kind=ctypes.PYFUNCTYPE)
         self.walk = function("walk", 2, ctypes.c_int64)
-        self.attend = function("attend", 4)
+        self.wake = function("wake", 2, kind=ctypes.PYFUNCTYPE)
+        self.attend = function("attend", 2)
         self.close = function("close", 1)
         self.chain, self.walk_address = code.address("chain"), code.address("walk")
 
@@ -127,6 +143,7 @@ class _Runner:
         self._bind()
         self._close()
         self._walk()
+        self._wake()
         self._attend()
 
     def _function(self, name: str, kind: ir.FunctionType) -> tuple[ir.Function, ir.IRBuilder]:
@@ -184,6 +201,7 @@ class _Runner:
             for which in (TAKEN, DONE):
                 build.store(index(0), build.gep(counters, [build.add(build.mul(at, index(LINE_WORDS)), index(which))]))
         build.store_atomic(index(1), _word(build, job, Job.OPEN), "seq_cst", 8)
+        build.atomic_rmw("add", _word(build, job, Job.RUN), index(1), "seq_cst")
         build.store_atomic(index(0), _word(build, job, Job.COMING), "seq_cst", 8)
         build.ret_void()
 
@@ -224,21 +242,77 @@ class _Runner:
         build.atomic_rmw("sub", inside, index(1), "seq_cst")
         build.ret(build.load(result))
 
+    def _wake(self) -> None:
+        function, build = self._function("wake", ir.FunctionType(VOID, [I64.as_pointer(), I64]))
+        job, helpers = function.args
+        build.store_atomic(index(1), _word(build, job, Job.COMING), "seq_cst", 8)
+        post = self._from_job(build, job, Job.POST, ir.FunctionType(I32, [I64, I64, I64]))
+        with loop(build, index(0), helpers, index(1), "helper") as at:
+            line = self._helper(build, job, at)
+            slept = build.atomic_rmw("xchg", _word(build, line, Helper.SLEEPS), index(0), "seq_cst")
+            with build.if_then(build.icmp_signed("!=", slept, index(0))):
+                build.call(post, [build.load(_word(build, line, Helper.SEMAPHORE)), index(1), index(0)])
+        build.ret_void()
+
     def _attend(self) -> None:
-        words = I64.as_pointer()
-        function, build = self._function("attend", ir.FunctionType(VOID, [words, I64, I64, words]))
-        job, thread, semaphore, roams = function.args
-        build.call(self._from_job(build, job, Job.WAIT, ir.FunctionType(I32, [I64, I64])), [semaphore, index(-1)])
-        cores = build.load(roams)
+        function, build = self._function("attend", ir.FunctionType(VOID, [I64.as_pointer(), I64]))
+        job, thread = function.args
+        line = self._helper(build, job, build.sub(thread, index(1)))
+        sleeps = _word(build, line, Helper.SLEEPS)
+        walked, mine = build.alloca(I64), build.alloca(I64)  # the run that it was in last; whether nobody posts
+        build.store(index(0), walked)
+
+        def word(which: Job) -> ir.Value:
+            return build.load_atomic(_word(build, job, which), "seq_cst", 8)
+
+        def is_open() -> ir.Value:
+            """A run that it was not in."""
+            number = build.icmp_signed("!=", word(Job.RUN), build.load(walked))
+            return build.and_(number, build.icmp_signed("!=", word(Job.OPEN), index(0)))
+
+        def is_wanted() -> ir.Value:
+            others = build.or_(word(Job.COMING), word(Job.CLOSED))
+            return build.or_(is_open(), build.icmp_signed("!=", others, index(0)))
+
+        again, sleep, awake, over = (function.append_basic_block(name) for name in ("again", "sleep", "awake", "over"))
+        build.branch(again)
+
+        build.position_at_end(again)
+        look, tired = function.append_basic_block("look_out"), function.append_basic_block("tired")
+        build.branch(look)
+        build.position_at_end(look)
+        turns = build.phi(I64, "turns")
+        turns.add_incoming(index(0), again)
+        wanted = is_wanted()
+        self._pause(build)
+        turns.add_incoming(build.add(turns, index(1)), build.block)
+        build.cbranch(build.or_(wanted, build.icmp_signed(">=", turns, index(SPINS))), tired, look)
+        build.position_at_end(tired)
+        build.cbranch(wanted, awake, sleep)
+
+        build.position_at_end(sleep)
+        build.store_atomic(index(1), sleeps, "seq_cst", 8)
+        build.store(index(0), mine)
+        with build.if_then(is_wanted()):  # it may have come just before: then nobody posts, or somebody does
+            build.store(build.atomic_rmw("xchg", sleeps, index(0), "seq_cst"), mine)
+        with build.if_then(build.icmp_signed("==", build.load(mine), index(0))):
+            wait = self._from_job(build, job, Job.WAIT, ir.FunctionType(I32, [I64, I64]))
+            build.call(wait, [build.load(_word(build, line, Helper.SEMAPHORE)), index(-1)])
+        build.branch(awake)
+
+        build.position_at_end(awake)
+        cores = build.load_atomic(_word(build, line, Helper.ROAMS), "seq_cst", 8)
         with build.if_then(build.icmp_signed("!=", cores, index(0)), likely=False):
-            build.store(index(0), roams)
+            build.store(index(0), _word(build, line, Helper.ROAMS))
             roam = self._from_job(build, job, Job.ROAM, ir.FunctionType(I32, [I32, I64, I64]))
             build.call(roam, [ir.Constant(I32, 0), build.load(_word(build, job, Job.ROAM_BYTES)), cores])
         with self._waiting(build, job) as leave:
-            coming = build.load_atomic(_word(build, job, Job.COMING), "seq_cst", 8)
-            opened = build.load_atomic(_word(build, job, Job.OPEN), "seq_cst", 8)
-            leave(build.or_(build.icmp_signed("!=", opened, index(0)), build.icmp_signed("==", coming, index(0))))
+            nothing = build.icmp_signed("==", word(Job.COMING), index(0))
+            leave(build.or_(build.or_(is_open(), nothing), build.icmp_signed("!=", word(Job.CLOSED), index(0))))
+        build.store(word(Job.RUN), walked)
         build.call(self._from_job(build, job, Job.WALK, WALKERS), [job, thread])
+        build.cbranch(build.icmp_signed("!=", word(Job.CLOSED), index(0)), over, again)
+        build.position_at_end(over)
         build.ret_void()
 
     def _rows(self) -> ir.Function:
@@ -301,6 +375,11 @@ class _Runner:
         return function
 
     # -- parts ----------------------------------------------------------------------------------------------
+
+    def _helper(self, build: ir.IRBuilder, job: ir.Value, which: ir.Value) -> ir.Value:
+        """The line of a helper."""
+        lines = build.inttoptr(build.load(_word(build, job, Job.HELPERS)), I64.as_pointer())
+        return build.gep(lines, [build.mul(which, index(LINE_WORDS))])
 
     def _kernel(self, build: ir.IRBuilder, row: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
         """A row's function, arguments and number of tasks."""

@@ -13,14 +13,10 @@ COUNT_MAX = 1 << 30
 
 
 class Semaphore:
-    """A semaphore that begins at 0.  `address` is what `WAIT` takes, beside -1."""
+    """A semaphore that begins at 0.  `address` is what `WAIT` takes, beside -1, and `POST`, beside 1 and 0."""
 
     def __init__(self) -> None:
         self.address, self._memory = _made()
-
-    def post(self) -> None:
-        """Let one thread go on that waits, or the next that will."""
-        _post(self.address)
 
 
 def _function(library: Any, name: str, *arguments: Any, result: Any = ctypes.c_int) -> Any:
@@ -33,20 +29,15 @@ if sys.platform == "win32":
     _kernel: Any = ctypes.PyDLL("kernel32")
     _create = _function(_kernel, "CreateSemaphoreW", *[ctypes.c_void_p, ctypes.c_long, ctypes.c_long, ctypes.c_void_p],
                         result=ctypes.c_void_p)  # fmt: skip
-    _release = _function(_kernel, "ReleaseSemaphore", ctypes.c_void_p, ctypes.c_long, ctypes.c_void_p)
-    _wait = _kernel.WaitForSingleObject
+    _wait, _post = _kernel.WaitForSingleObject, _kernel.ReleaseSemaphore
 
     def _made() -> tuple[int, object]:
         return _create(None, 0, COUNT_MAX, None), None
 
-    def _post(address: int) -> None:
-        _release(address, 1, None)
-
 elif sys.platform == "darwin":  # which has no semaphores without a name
     _system: Any = ctypes.PyDLL(None)
     _create = _function(_system, "dispatch_semaphore_create", ctypes.c_long, result=ctypes.c_void_p)
-    _post = _function(_system, "dispatch_semaphore_signal", ctypes.c_void_p)
-    _wait = _system.dispatch_semaphore_wait
+    _wait, _post = _system.dispatch_semaphore_wait, _system.dispatch_semaphore_signal
 
     def _made() -> tuple[int, object]:
         return _create(0), None
@@ -54,8 +45,7 @@ elif sys.platform == "darwin":  # which has no semaphores without a name
 else:
     _library: Any = ctypes.PyDLL(None)
     _begin = _function(_library, "sem_init", ctypes.c_void_p, ctypes.c_int, ctypes.c_uint)
-    _post = _function(_library, "sem_post", ctypes.c_void_p)
-    _wait = _library.sem_wait
+    _wait, _post = _library.sem_wait, _library.sem_post
 
     def _made() -> tuple[int, object]:
         memory = np.zeros(BYTES, np.uint8)
@@ -65,3 +55,4 @@ else:
 
 
 WAIT = ctypes.cast(_wait, ctypes.c_void_p).value or 0  # int (semaphore, int64): -1, which is without an end
+POST = ctypes.cast(_post, ctypes.c_void_p).value or 0  # int (semaphore, int64, int64): 1, 0; lets one thread go on

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from . import placement
 from .placement import Cores, spread
-from .runner import JOB_WORDS, LINE_WORDS, READINGS, STOPPED, WORDS, Job, Row, Runner
-from .semaphores import WAIT, Semaphore
+from .runner import JOB_WORDS, LINE_WORDS, READINGS, STOPPED, WORDS, Helper, Job, Row, Runner
+from .semaphores import POST, WAIT, Semaphore
 
 ALIGNED = 64  # bytes of scratch memory: a vector register's, and a cache line's
 SLEEP_MICROSECONDS = 50
@@ -83,25 +83,25 @@ class Threads:
         self._scratch = [_aligned(ALIGNED) for _ in range(count)]
         self._addresses = np.array([memory.ctypes.data for memory in self._scratch], np.int64)
         self._counters = _aligned(8 * LINE_WORDS).view(np.int64)
+        self._semaphores = [Semaphore() for _ in range(count - 1)]
+        self._lines = _aligned(8 * LINE_WORDS * count).view(np.int64).reshape(count, LINE_WORDS)[: count - 1]
+        self._lines[:, Helper.SEMAPHORE] = [semaphore.address for semaphore in self._semaphores]
         yield_to_others, sleep, sleep_for = _waiting()
         clock, clock_of, self._tick_s = _clock()
         for word, value in (
             (Job.SCRATCH, self._addresses.ctypes.data), (Job.YIELD, yield_to_others), (Job.SLEEP, sleep),
             (Job.SLEEP_FOR, sleep_for), (Job.TIMES, 0), (Job.CLOCK, clock), (Job.CLOCK_OF, clock_of),
-            (Job.WALK, runner.walk_address), (Job.WAIT, WAIT), (Job.ROAM, placement.ROAM),
-            (Job.ROAM_BYTES, placement.BYTES),
+            (Job.WALK, runner.walk_address), (Job.WAIT, WAIT), (Job.POST, POST), (Job.ROAM, placement.ROAM),
+            (Job.ROAM_BYTES, placement.BYTES), (Job.HELPERS, self._lines.ctypes.data),
         ):  # fmt: skip
             self._job[word] = value
         self._address = int(self._job.ctypes.data)
         self._closed = False
         self._ended_s = 0.0  # when the last run was over
-        self._roams = np.zeros(count - 1, np.int64)  # for a helper that was sent to a core: the address of `_cores`
         self._cores, self._roaming = np.zeros(placement.BYTES, np.uint8), Cores()  # where helpers may go; as a set
         self._cores_address = int(self._cores.ctypes.data)
-        self._wakers = [Semaphore() for _ in range(count - 1)]
         self._helpers = [
-            threading.Thread(target=self._help, args=(at + 1, waker), name=f"kernels-{at + 1}", daemon=True)
-            for at, waker in enumerate(self._wakers)
+            threading.Thread(target=self._help, args=(at,), name=f"kernels-{at}", daemon=True) for at in range(1, count)
         ]
         for helper in self._helpers:
             helper.start()
@@ -132,14 +132,12 @@ class Threads:
         helpers = min(threads or self.count, self.count) - 1
         if not helpers:
             return
-        self._job[Job.COMING] = 1
         if time.monotonic() - self._ended_s > IDLE_S and (cores := spread(self._helpers[:helpers])):
             if cores != self._roaming:
                 self._cores[:] = np.frombuffer(placement.in_memory(cores), np.uint8)
                 self._roaming = cores
-            self._roams[:helpers] = self._cores_address
-        for waker in self._wakers[:helpers]:
-            waker.post()
+            self._lines[:helpers, Helper.ROAMS] = self._cores_address
+        self.runner.wake(self._address, helpers)
 
     def dismiss(self) -> None:
         """Let those sleep again who wait for a run that did not come."""
@@ -163,20 +161,19 @@ class Threads:
         """End the threads.  It waits for none that a kernel does not let go."""
         if not self._closed:
             self._closed = True
-            for waker in self._wakers:
-                waker.post()
+            self._job[Job.CLOSED] = 1
+            if self.count > 1:
+                self.runner.wake(self._address, self.count - 1)
 
     def forked(self) -> None:
         """This is a child now, which has none of the pool's other threads, and in which nobody has the turn."""
-        self.count, self.turn, self._wakers = 1, threading.Lock(), []
+        self.count, self.turn = 1, threading.Lock()
 
     def _walk_with(self, runner: Runner) -> None:
         self._walker, self._job[Job.WALK] = runner, runner.walk_address
 
-    def _help(self, thread: int, waker: Semaphore) -> None:
-        roams = int(self._roams.ctypes.data) + self._roams.itemsize * (thread - 1)
-        while not self._closed:
-            self.runner.attend(self._address, thread, waker.address, roams)
+    def _help(self, thread: int) -> None:
+        self.runner.attend(self._address, thread)
 
     def _grow(self, size: int, threads: int) -> None:
         """Scratch memory for some threads.  Between runs nobody is inside."""

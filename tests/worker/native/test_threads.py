@@ -21,7 +21,7 @@ from worker.native.llvm import I64, Loaded, index, loop, machine_code, new_modul
 from worker.native.llvm import ir as ir
 from worker.native.objects import Objects
 from worker.native.placement import spread
-from worker.native.runner import KERNEL
+from worker.native.runner import KERNEL, Helper
 from worker.native.threads import IDLE_S, Program, Stop, Threads
 
 MANY = 4
@@ -254,28 +254,45 @@ def test_threads_that_slept_wake_on_other_cores_and_may_leave_them() -> None:
             time.sleep(0.001)
 
 
-def test_threads_wake_and_compute_while_somebody_has_the_gil() -> None:
-    """One that has not come to its wait yet, as it begins or after a run, needs the GIL: then it is tried again."""
-    counters, computed = np.zeros(64, np.int64), list[int]()
-    before, ends_s = sys.getswitchinterval(), time.monotonic() + 60
+def test_threads_wake_and_compute_run_after_run_while_somebody_has_the_gil() -> None:
+    counters, before = np.zeros(64, np.int64), sys.getswitchinterval()
     with contextlib.closing(Threads(library().runner(), 2)) as threads:
-        while len(computed) < 20 and time.monotonic() < ends_s:
-            time.sleep(0.01)
+        sleeps = threads._lines[0, Helper.SLEEPS :]
+        while not sleeps[0]:  # it has begun, for which it needs the GIL
+            time.sleep(0.001)
+        for pause_s in (0.0, 0.02, 0.0, 0.0, 0.02):
             log, stop = Log(100), Stop()
             made = program([("note", log.of(0), 20, 0)])
             sys.setswitchinterval(1000)  # from here on this thread gives the GIL away by itself only, and it does not
             try:
+                ends_s = time.monotonic() + pause_s
+                while time.monotonic() < ends_s:
+                    pass
                 threads.announce()
                 rows = int(made.rows.ctypes.data)
                 threads.runner.open(threads._address, rows, 1, int(counters.ctypes.data), stop.address, 2)
-                holds_s = time.monotonic() + 1
+                holds_s = time.monotonic() + 60
                 while log.counter[0] < 20 and time.monotonic() < holds_s:
                     pass
                 computed = log.read()
             finally:
                 sys.setswitchinterval(before)
                 threads.runner.close(threads._address)
-        assert sorted(computed) == list(range(20))
+            assert sorted(computed) == list(range(20))
+
+
+def test_threads_look_for_the_next_run_for_a_while_and_then_sleep() -> None:
+    with contextlib.closing(Threads(library().runner(), MANY)) as threads:
+        log = Log(100)
+        made = program([("note", log.of(0), 20, 0)])
+        for _ in range(3):
+            for _ in range(50):
+                assert threads.run(made, Stop())
+                assert sorted(log.read()) == list(range(20))
+            ends_s = time.monotonic() + 60
+            while not threads._lines[:, Helper.SLEEPS].all() and time.monotonic() < ends_s:
+                time.sleep(0.001)
+            assert threads._lines[:, Helper.SLEEPS].all()
 
 
 def test_threads_that_were_woken_for_a_run_that_does_not_come_are_there_for_the_next(threads: Threads) -> None:
