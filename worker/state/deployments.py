@@ -80,7 +80,10 @@ class Deployments:
 
     def blob_found(self, event: ev.BlobFound, now: float) -> list[ev.Action]:
         blob, size_bytes, waiting, actions = self._fetches.found(event.attempt)
-        for plan in [self._plans[key] for key in sorted(waiting, key=order) if key in self._plans]:
+        plans = [self._plans[key] for key in sorted(waiting, key=order) if key in self._plans]
+        if blob and not plans:  # it came for nobody, and takes room unless it may be kept
+            actions.append(ev.DiscardBlobs(frozenset((blob,))))
+        for plan in plans:
             plan.waiting_blobs.discard(blob)
             plan.bytes_by_source[event.source] += size_bytes
             plan.bytes_by_source["client"] += size_bytes if event.from_owner else 0
