@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 from wire.errors import LOG_LINES_MAX, MeshError, from_fields
 from wire.protocol.messages import DeviceReport, Devices, Message
@@ -22,6 +24,7 @@ from .snapshot_writer import SnapshotWriter
 from .tensor_refs import host_inputs_of, made_of
 
 log = logging.getLogger("graph_mesh.worker")
+PARTS_MAX = 2  # that a host has at once: one to run, and the one that follows (worker/state/device_queue.py)
 
 
 class DeviceWork:
@@ -50,7 +53,7 @@ class DeviceWork:
         self._tuner = tuner
         self._notify = notify
         self._log_lines = log_lines
-        self._written: dict[int, list[str]] = {}  # by device: inputs in files for the part it was given last
+        self._written: dict[int, deque[list[str]]] = {}  # by device: inputs in files for the parts it was given last
 
     def performers(self) -> Performers:
         return {
@@ -87,7 +90,8 @@ class DeviceWork:
         wanted = tuple(hm.OutputRequest(wish.keep, wish.copies) for wish in action.outputs)
         try:
             gang = action.step + 1, self._bridge.directories(action.prepared)
-            inputs, self._written[action.device] = host_inputs_of(action.inputs, self._shared)
+            inputs, written = host_inputs_of(action.inputs, self._shared)
+            self._written.setdefault(action.device, deque(maxlen=PARTS_MAX)).append(written)
         except Exception:
             for use in action.inputs:
                 if use.last:
@@ -151,7 +155,7 @@ class DeviceWork:
         log.error("device %d: %s", host.device, error)
         error.log_lines = tuple(self._log_lines)[-LOG_LINES_MAX:]
         self._snapshots.lost(host.device, error)
-        for name in self._written.pop(host.device, ()):
+        for name in chain.from_iterable(self._written.pop(host.device, ())):
             remove(self._shared.path, name)
         self._shell.feed(ev.HostLost(host.device, error))
 

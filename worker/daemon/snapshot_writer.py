@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from wire.errors import MeshError, from_fields
 from wire.ir.codec import hash_bytes
+from wire.system.shared_memory import remove
 from wire.system.tasks import Tasks
 from wire.transfer.content_exchange import off_loop
 
@@ -42,7 +43,9 @@ class SnapshotWriter:
 
     def exported(self, device: int, answer: hm.Exported) -> None:
         """A host exported a tensor, or could not."""
-        if self._devices.pop(answer.number, None) is None:
+        if self._devices.pop(answer.number, None) is None:  # the host was given up before this was read
+            for file in made_of(answer.output, device, self._directory).files if answer.output else ():
+                remove(file.directory, file.name)
             return
         if answer.output is None:
             self._feed(ev.BlobNotMade(answer.number, from_fields(answer.error)))
