@@ -16,6 +16,7 @@ import pytest
 
 from wire.errors import BlobError, BlobMissing
 from wire.ir.codec import hash_bytes
+from wire.system import mapped_files
 from worker.config import WorkerConfig
 from worker.daemon import blob_store
 from worker.daemon.blob_fetcher import BlobFetcher, RemoteBlobs
@@ -377,3 +378,23 @@ async def test_two_that_put_the_same_content_at_once_both_have_it(tmp_path: Path
     blob, data = content(3, 2 * MIB)
     await asyncio.gather(held.put(blob, data, keep=False), held.put(blob, data, keep=False))
     assert held.used_bytes == data.nbytes and held.view(blob) == data
+
+
+async def test_what_finds_the_disk_full_waits_until_what_was_evicted_is_gone_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread gives back what a large file takes."""
+    write, size_bytes = blob_store._write_file, mapped_files.AT_ONCE_BYTES_MAX + 1
+    given_back = threading.Event()
+
+    def full(*args: Any) -> None:
+        if not given_back.is_set():
+            raise OSError(errno.ENOSPC, "no space left on the test's device")
+        write(*args)
+
+    held = store(tmp_path)
+    await put(held, 1, size_bytes=size_bytes)
+    mapped_files._ending.take(lambda: (given_back.wait(0.2), given_back.set()))
+    monkeypatch.setattr(blob_store, "_write_file", full)
+    blob = await put(held, 2, size_bytes=size_bytes)
+    assert await held.find(blob) == "resident" and len(held.held()) == 1

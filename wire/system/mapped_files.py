@@ -28,7 +28,7 @@ import numpy as np
 READ_BYTES_MAX = 4 << 20  # a copy of so much is made as quickly as pages are mapped
 AT_ONCE_BYTES_MAX = 16 << 20  # pages of more are mapped by whoever reads them, and given back by a thread
 SETTLE_S = 60.0  # to give back 100 GB takes 20 s
-SETTLE_ON_LOOP_S = 0.02  # an event loop that stood still for longer would be late with its heartbeats
+SETTLE_ON_LOOP_S = 0.2  # to give back 3 GB: a step fails without room, and an event loop stands still meanwhile
 _FAILED = ctypes.c_void_p(-1).value
 
 

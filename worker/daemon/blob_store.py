@@ -243,7 +243,7 @@ class BlobStore:
                     await off_loop(data.nbytes, _write_file, temporary, final, data)
                     break
                 except OSError as error:
-                    if attempt or error.errno not in _NO_ROOM or not self._evict_all(folder):
+                    if attempt or error.errno not in _NO_ROOM or not await self._freed(folder):
                         return False
             if blob not in self._entries:  # two fetches may have brought it
                 entry = _Entry(data.nbytes, folder, True, keep, put=True, put_s=time.monotonic())
@@ -251,6 +251,11 @@ class BlobStore:
         finally:
             folder.used_bytes -= 0 if written else data.nbytes
         return True
+
+    async def _freed(self, folder: _Folder) -> bool:
+        """Evict all that may go, and wait until the room of all that went is free; whether there was any."""
+        evicted = self._evict_all(folder)
+        return await asyncio.to_thread(mapped_files.settle) or evicted
 
     def _evict_all(self, folder: _Folder) -> bool:
         unused = [blob for blob, entry in self._entries.items() if entry.folder is folder and not _in_use(entry)]
