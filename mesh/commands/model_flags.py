@@ -38,6 +38,12 @@ def serve_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chunk", type=int, default=16, metavar="N", help=chunk)
     kept = "most memory for keys and values of the texts of a replica, such as 4GiB (default: a quarter of a worker's)"
     parser.add_argument("--kv-budget", default="", metavar="SIZE", help=kept)
+    draft = "a much smaller model with the same tokens, the drafter: a step checks several tokens that it proposes"
+    parser.add_argument("--draft", default="", metavar="MODEL", help=draft)
+    drafts = "the most tokens that the drafter proposes for a step (default: %(default)s)"
+    parser.add_argument("--draft-tokens", type=int, default=4, metavar="N", help=drafts)
+    where = "the worker that computes the drafter (default: the one that is predicted to be fastest)"
+    parser.add_argument("--draft-on", default="", metavar="WORKER", help=where)
     parser.add_argument(
         "--strategy", default="auto", help="how the model is placed on the workers (default: %(default)s)"
     )

@@ -39,17 +39,20 @@ def serve_model(options: Options) -> int:
     certificate = _certificate(options)
     listening = _listening(options, certificate)
     models = _models(options)  # downloads block: there is no loop yet, so Ctrl-C ends one
-    return asyncio.run(_serve(options, models, certificate, listening))
+    draft = _draft(options, models)
+    return asyncio.run(_serve(options, models, draft, certificate, listening))
 
 
 async def _serve(
-    options: Options, models: dict[str, Path], certificate: WebCertificate | None, listening: Listening
-) -> int:
+    options: Options, models: dict[str, Path], draft: Path | None, certificate: WebCertificate | None,
+    listening: Listening,
+) -> int:  # fmt: skip
     stopped = asyncio.Event()
     watch_signals(asyncio.get_running_loop(), lambda why: stopped.set())
     how = ModelOptions(
         max_batch=options.max_batch, queue=options.queue, replicas=options.replicas, chunk=options.chunk,
-        strategy=options.strategy, kv_budget=options.kv_budget or None,
+        strategy=options.strategy, kv_budget=options.kv_budget or None, draft=draft, draft_tokens=options.draft_tokens,
+        draft_on=options.draft_on or None,
     )  # fmt: skip
     own = await _mesh(options)
     keeping = asyncio.create_task(certificate.keep()) if certificate else None
@@ -88,16 +91,31 @@ def _models(options: Options) -> dict[str, Path]:
     models: dict[str, Path] = {}
     for text in options.model:
         name, equals, path = text.partition("=")
-        with download_progress(not options.json and not options.quiet) as report:
-            folder = located(path if equals else text, report)
-        if not folder.is_dir() and folder.suffix != ".gguf":
-            what = f"{folder} is no model" if folder.exists() else f"there is no folder or file {folder}"
-            raise InputError(what, next_step="Give a folder with config.json and safetensors, a GGUF file, or ORG/NAME")
+        folder = _found(options, path if equals else text)
         name = options.name or (name if equals else folder.resolve().name.removesuffix(".gguf"))
         if name in models:
             raise ConfigError(f"two models are called {name!r}", next_step="Write NAME=MODEL for each")
         models[name] = folder
     return models
+
+
+def _draft(options: Options, models: dict[str, Path]) -> Path | None:
+    """The drafter of the one model that is served; None without one."""
+    if not options.draft:
+        return None
+    if len(models) > 1:
+        raise ConfigError("--draft is for one model", next_step="Serve each model that has a drafter by itself")
+    return _found(options, options.draft)
+
+
+def _found(options: Options, text: str) -> Path:
+    """The folder or file of a model; one of the hub is downloaded."""
+    with download_progress(not options.json and not options.quiet) as report:
+        folder = located(text, report)
+    if not folder.is_dir() and folder.suffix != ".gguf":
+        what = f"{folder} is no model" if folder.exists() else f"there is no folder or file {folder}"
+        raise InputError(what, next_step="Give a folder with config.json and safetensors, a GGUF file, or ORG/NAME")
+    return folder
 
 
 def _listening(options: Options, certificate: WebCertificate | None) -> Listening:

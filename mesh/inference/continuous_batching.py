@@ -11,13 +11,17 @@ that were chosen, once there are enough.  So are all texts after the state was l
 A batch that is too small asks for another `room`, and so does one that has been too large for a while.  A text with a
 guide is asked for one token at a time: the guide has to see it before it says which ones may follow.  So is a text
 whose logits change with the tokens that came.  This file knows no session and no clock.
+
+A text that speculates waits for drafts before each step, which then checks them: drafts are taken up to the first one
+that is not what the step itself chose, and that stands in its place.  The others' keys and values are overwritten.  A
+text that drafts rests between its rounds, and goes on from what turned out to be true (`speculation.py`).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -121,6 +125,15 @@ class ChosenToken:
 
 
 @dataclass(frozen=True, slots=True)
+class Checked:
+    """How many drafts a step checked for a text, and how many of the first ones it chose itself."""
+
+    number: int
+    drafted: int
+    accepted: int
+
+
+@dataclass(frozen=True, slots=True)
 class Feeds:
     """What a step takes, by slots: see `kv_cache_step.feeds`."""
 
@@ -132,6 +145,7 @@ class Feeds:
     settings: tuple[Sampling, ...]
     texts: tuple[TextRequest | None, ...] = ()
     changes: tuple[dict[int, tuple[float, float]], ...] = ()  # of logits: `LogitAdjustment.changes`
+    drafts: NDArray[np.int32] | None = None  # how many of the tokens are drafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +168,11 @@ class _Text:
     published: int = 0  # how many of the pages others may find
     keys: list[bytes] = field(default_factory=list)  # of the pages that the tokens fill
     cached: int | None = None  # how many tokens were found when it began; None before that
+    speculates: bool = False  # waits for drafts before each step
+    drafts: tuple[int, ...] | None = None  # None: a drafter has said nothing yet
+    checking: tuple[int, ...] = ()  # the drafts of the step under way
+    sure: int | None = None  # of a text that drafts: so many of its tokens are known to be true
+    goal: int | None = None  # of a text that drafts: it rests with so many tokens
 
     @property
     def produced(self) -> int:
@@ -161,7 +180,8 @@ class _Text:
 
     @property
     def satisfied(self) -> bool:
-        return self.produced + self.coming >= self.request.tokens_max
+        known = len(self.tokens) + self.coming
+        return self.produced + self.coming >= self.request.tokens_max or (self.goal is not None and known >= self.goal)
 
     def reason(self, token: int) -> str:
         """Why this token is the last one, "" if it is not."""
@@ -172,9 +192,23 @@ class _Text:
 
     @property
     def awaited(self) -> bool:
-        """Whether its guide, or what counts its tokens, has to see a token first."""
+        """Whether its guide, what counts its tokens, or its drafter has to see a token first, or drafts are to come."""
         counts = self.request.adjustment is not None and self.request.adjustment.counts
-        return (self.request.guide is not None or counts) and self.coming > 0
+        alone = self.request.guide is not None or counts or self.speculates or bool(self.checking)
+        return (alone and self.coming > 0) or (self.due and self.drafts is None)
+
+    @property
+    def due(self) -> bool:
+        """Whether it speculates, and all of its tokens are known and read but the last one, which is not the prompt's:
+        then its next step checks drafts."""
+        return self.speculates and not self.coming and self.produced > 0 and self.fed == len(self.tokens) - 1
+
+    @property
+    def checkable(self) -> tuple[int, ...]:
+        """The drafts that its next step checks: a token more is chosen behind them."""
+        if not self.due or not self.drafts:
+            return ()
+        return self.drafts[: self.request.tokens_max - self.produced - 1]
 
     @property
     def changes(self) -> dict[int, tuple[float, float]]:
@@ -208,12 +242,31 @@ class _Text:
         return self.keys
 
     def keys_before(self) -> list[bytes]:
-        """The keys without the last token, which is always read: what follows it is computed then."""
-        return self.all_keys()[: (len(self.tokens) - 1) // PAGE]
+        """The keys without the last token, which is always read: what follows it is computed then.  Pages with tokens
+        that may turn out not to be true are not among them: nobody writes to a page that others have found."""
+        return self.all_keys()[: (self.lasting - 1) // PAGE]
+
+    @property
+    def lasting(self) -> int:
+        """How many of its tokens stay as they are."""
+        return len(self.tokens) if self.sure is None else min(self.sure, len(self.tokens))
 
     def again(self) -> _Text:
         """The same text, of which nothing is read."""
-        return _Text(self.request, self.tokens, keys=self.keys, cached=self.cached)
+        return _Text(self.request, self.tokens, keys=self.keys, cached=self.cached, sure=self.sure, goal=self.goal)
+
+    def going_on(self, tokens: Sequence[int], more: int) -> _Text:
+        """A text that drafts, with the tokens that turned out to be true, up to so many more: it goes on from where
+        they differ from its own."""
+        both = zip(self.tokens, tokens, strict=False)
+        same = next(
+            (place for place, (own, true) in enumerate(both) if own != true), min(len(self.tokens), len(tokens))
+        )
+        assert self.published * PAGE <= same
+        return _Text(
+            self.request, list(tokens), min(self.fed, same, len(tokens) - 1), 0, self.pages, self.published,
+            self.keys[: same // PAGE], self.cached, sure=len(tokens), goal=len(tokens) + more,
+        )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -221,7 +274,8 @@ class Slots:
     """The pure machine of a batch.
 
     `slots_max` bounds the batch, `pages_max` its pages, `length_max` a text (None: nothing does).  A pool of up to
-    `pages_kept` pages grows before it forgets what was read, and for whole texts; a larger one as texts need it.
+    `pages_kept` pages grows before it forgets what was read, and for whole texts; a larger one as texts need it.  Steps
+    often have `few` tokens of each text, and seldom more.
     """
 
     slots_max: int
@@ -229,18 +283,20 @@ class Slots:
     length_max: int | None = None
     pages_max: int = 1 << 30
     pages_kept: int = 0
+    few: int = 1
     room: Room = field(init=False)
     pages: KvPages = field(init=False)
     waiting: deque[_Text] = field(default_factory=deque)
     read: int = 0  # tokens that steps were asked to read, beside those that the steps before chose
     spared: int = 0  # tokens that were found
     put_back: int = 0  # how often a text gave its pages back
+    checked: list[Checked] = field(default_factory=list)  # what steps said of drafts; whoever wants to know clears it
     _texts: list[_Text | None] = field(default_factory=list)
     _under_way: deque[list[_Text | None]] = field(default_factory=deque)
     _roomy: int = 0  # steps since the room was needed
 
     def __post_init__(self) -> None:
-        self.room = Room(1, min(PAGES_MIN, self.pages_max), self._length(1), self.chunk)
+        self.room = Room(1, min(PAGES_MIN, self.pages_max), self._length(1), self.chunk, self.few)
         self.pages = KvPages(self.room.pages)
         self._texts = [None]
 
@@ -262,9 +318,37 @@ class Slots:
     def idle(self) -> bool:
         return not self.active and not self.waiting
 
-    def join(self, request: TextRequest) -> None:
-        """A text comes."""
-        self.waiting.append(_Text(request, list(request.prompt)))
+    def join(self, request: TextRequest, drafts: bool = False) -> None:
+        """A text comes.  One that `drafts` rests behind its first token."""
+        text = _Text(request, list(request.prompt))
+        if drafts:
+            text.sure, text.goal = len(request.prompt), len(request.prompt) + 1
+        self.waiting.append(text)
+
+    def go_on(self, number: int, tokens: Sequence[int], more: int) -> None:
+        """A text that drafts goes on behind these tokens, which are true, up to so many more."""
+        for slot, text in enumerate(self._texts):
+            if text is not None and text.request.number == number:
+                self._texts[slot] = text.going_on(tokens, more)
+        changed = [each.going_on(tokens, more) if each.request.number == number else each for each in self.waiting]
+        self.waiting = deque(changed)
+
+    def speculate(self, number: int, wanted: bool) -> None:
+        """Whether a text waits for drafts before its steps from now on."""
+        for text in self._texts:
+            if text is not None and text.request.number == number:
+                text.speculates, text.drafts = wanted, None
+
+    def due(self) -> list[tuple[int, int]]:
+        """The numbers of the texts that wait for drafts, and how many are of use to them."""
+        there = [text for text in self._texts if text is not None and text.due and text.drafts is None]
+        return [(text.request.number, text.request.tokens_max - text.produced - 1) for text in there]
+
+    def propose(self, number: int, drafts: Sequence[int]) -> None:
+        """Drafts come for a text, which checks them if it still waits for some."""
+        for text in self._texts:
+            if text is not None and text.request.number == number and text.due:
+                text.drafts = tuple(drafts)
 
     def leave(self, number: int) -> None:
         """A text is not wanted any more."""
@@ -306,7 +390,8 @@ class Slots:
             slots = self.room.slots  # no text can come before another one ends
         if slots > self.room.slots or length > self.room.length or pages > self.room.pages:
             room = self.room
-            return Room(max(slots, room.slots), max(pages, room.pages), max(length, room.length), self.chunk)
+            most = max(slots, room.slots), max(pages, room.pages), max(length, room.length)
+            return Room(*most, self.chunk, self.few)
         more = max((text.request.tokens_max - text.produced for text in there), default=0)
         return self._needed() if self._roomy >= ROOMY_STEPS and more >= ROOMY_TOKENS else self.room
 
@@ -350,7 +435,7 @@ class Slots:
             np.zeros(slots, np.bool_), np.zeros((slots, pages_for(self.room.length)), np.int32),
             tuple([text.request.sampling if text else GREEDY for text in self._texts]),
             tuple([text.request if text else None for text in self._texts]),
-            tuple([text.changes if text else {} for text in self._texts]),
+            tuple([text.changes if text else {} for text in self._texts]), np.zeros(slots, np.int32),
         )  # fmt: skip
         choosing: list[_Text | None] = [None] * slots
         for slot, text in enumerate(self._texts):
@@ -362,21 +447,39 @@ class Slots:
         self._roomy = 0 if self._needed() == self.room else self._roomy + 1
         return feeds
 
-    def answer(self, chosen: Iterable[int], scores: Sequence[Score | None] | None = None) -> list[ChosenToken]:
-        """The oldest step under way chose these tokens, by slots; `scores` if it has any."""
-        tokens = []
-        for slot, (text, token) in enumerate(zip(self._under_way.popleft(), chosen, strict=True)):
+    def answer(
+        self, chosen: Sequence[int] | Sequence[Sequence[int]], scores: Sequence[Score | None] | None = None
+    ) -> list[ChosenToken]:
+        """The oldest step under way chose these tokens, by slots, where it checked drafts those behind each of them,
+        too; `scores` if it has any."""
+        tokens: list[ChosenToken] = []
+        rows = np.asarray(chosen).reshape(len(chosen), -1).tolist()
+        for slot, (text, row) in enumerate(zip(self._under_way.popleft(), rows, strict=True)):
             if text is None or text not in self._texts:
                 continue
             text.coming -= 1
-            text.tokens.append(int(token))
-            self._publish(text)
-            reason = text.reason(int(token))
             score = scores[slot] if scores is not None and text.request.scored else None
-            tokens.append(ChosenToken(text.request.number, int(token), reason, score, text.cached or 0))
-            if reason:
+            for token in row[: 1 + self._accepted(text, row)]:
+                text.tokens.append(token)
+                reason = text.reason(token)
+                tokens.append(ChosenToken(text.request.number, token, reason, score, text.cached or 0))
+                if reason:
+                    break
+            self._publish(text)
+            if tokens[-1].reason:
                 self._end(self._texts.index(text), text)
         return tokens
+
+    def _accepted(self, text: _Text, chosen: Sequence[int]) -> int:
+        """How many of the drafts under way are what the step chose; nothing was read behind these."""
+        drafts, text.checking = text.checking, ()
+        if not drafts:
+            return 0
+        pairs = zip(drafts, chosen, strict=False)
+        accepted = next((place for place, (draft, token) in enumerate(pairs) if draft != token), len(drafts))
+        text.fed -= len(drafts) - accepted
+        self.checked.append(Checked(text.request.number, len(drafts), accepted))
+        return accepted
 
     # -- rooms
 
@@ -402,7 +505,7 @@ class Slots:
         """What would do for the texts that there are, to their ends; a large pool is not moved for that."""
         count = len(self.waiting) + self.active
         slots = min(bucket(count), self.room.slots) if self.room.pages <= self.pages_kept else self.room.slots
-        return Room(slots, self.room.pages, self.room.length, self.chunk)
+        return replace(self.room, slots=slots)
 
     def _length(self, tokens: int) -> int:
         """1024, 4096, 16384, ..."""
@@ -431,10 +534,14 @@ class Slots:
             self._take(text, PAGE * text.pages_least)
 
     def _provide(self, text: _Text) -> bool:
-        """Give a text pages for its next tokens; where there are none, the text that came last is put back.
+        """Give a text pages for its next tokens; where there are none, drafts that have no place are dropped, and then
+        the text that came last is put back.
 
         False if it has to wait: a step under way may end a text, and its own token would be lost."""
         while not self._take(text, self._until(text)):
+            if text.drafts:
+                text.drafts = text.drafts[: max(0, len(text.pages) * PAGE - text.fed - 1)]
+                continue
             there = [one for one in self._texts if one is not None]
             last = max(there, key=_number)
             if any(one.satisfied for one in there) or (last is text and text.coming):
@@ -457,7 +564,7 @@ class Slots:
 
     def _publish(self, text: _Text) -> None:
         """Let others find the pages whose tokens are known and that the steps asked for fill."""
-        whole = min(text.fed, len(text.tokens)) // PAGE
+        whole = min(text.fed, text.lasting) // PAGE
         if whole > text.published:
             keys = text.all_keys()
             for place in range(text.published, whole):
@@ -479,15 +586,23 @@ class Slots:
 
     def _until(self, text: _Text) -> int:
         """The positions that its next step fills, and all before them."""
-        return text.fed + max(len(self._known(text)), 1)
+        return text.fed + max(len(self._known(text)), 1) + len(self._drafts(text))
+
+    def _drafts(self, text: _Text) -> tuple[int, ...]:
+        """The drafts that its next step has a column and a position for."""
+        return text.checkable[: max(0, min(self.chunk, self.room.length - text.fed) - 1)]
 
     def _give(self, feeds: Feeds, slot: int, text: _Text) -> _Text | None:
         """Put a text's next tokens into the feeds; the text, if this step chooses one for it."""
-        known = self._known(text)
-        feeds.ids[slot, : len(known)] = known
-        feeds.start[slot], feeds.count[slot] = text.fed, max(len(known), 1)
+        known, drafts = self._known(text), self._drafts(text)
+        count = max(len(known), 1) + len(drafts)
+        feeds.ids[slot, : len(known) + len(drafts)] = [*known, *drafts]
+        feeds.start[slot], feeds.count[slot] = text.fed, count
         feeds.follow[slot] = not known
-        text.fed += max(len(known), 1)
+        if drafts and feeds.drafts is not None:
+            feeds.drafts[slot] = len(drafts)
+        text.checking, text.drafts = drafts, None
+        text.fed += count
         self.read += len(known)
         feeds.table[slot, : len(text.pages)] = text.pages
         self._publish(text)

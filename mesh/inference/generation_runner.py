@@ -3,7 +3,7 @@
 It performs what `continuous_batching.py` decides: a session holds the keys and values on the workers
 (`kv_cache_step.py`), steps are asked for ahead, and what they choose goes to the streams.  A session whose state died
 with a worker is opened anew, and the texts are read again.  A pool that turns out not to fit the workers stays as large
-as it was.
+as it was.  A batch with a drafter (`drafting.py`) tells it what comes, and asks it before each step what to check.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import itertools
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -34,6 +34,10 @@ from .kv_pages import PAGE, pages_for
 from .logit_adjustment import LogitAdjustment
 from .replica_router import Load
 from .settings import GREEDY, Room, Sampling, by_rows
+from .speculation import CHECK, PLAIN
+
+if TYPE_CHECKING:
+    from .drafting import Drafter
 
 TOKENS_MAX = 128  # new ones where nobody says how many
 AHEAD = 3  # steps asked for before the first of them is answered
@@ -42,6 +46,10 @@ ROOMS_MAX = 8  # whose steps are kept
 PAGES_MAX = 1 << 20  # of any pool: their rows are counted in 32 bits
 KV_SHARE = 4  # keys and values take one part in so many of a worker's memory, unless a budget is given
 KV_KEPT_BYTES = 64 << 20  # of a pool that grows before it forgets what was read: to move one so large takes no time
+
+
+Heard = Callable[["ChosenToken | BaseException | None"], None]
+"""What is called with each token, with None when the text is over, or with its error."""
 
 
 class TokenStream:
@@ -153,6 +161,25 @@ Moving = tuple[Carried, TokenStream]  # a text between two batches
 Elsewhere = Callable[[], Awaitable[bool]]
 
 
+class _HeardStream(TokenStream):
+    """A stream that hands each token on at once, None when it is over, and the error if it fails."""
+
+    def __init__(self, number: int, generating: Generating, heard: Heard) -> None:
+        super().__init__(number, generating)
+        self._heard = heard
+
+    def _tell(self, token: ChosenToken) -> None:
+        self._heard(token)
+
+    def _end(self, reason: str) -> None:
+        super()._end(reason)
+        self._heard(None)
+
+    def _fail(self, error: BaseException) -> None:
+        super()._fail(error)
+        self._heard(error)
+
+
 class Generating:
     """One model's running batch of texts, on the loop of an AsyncMesh.
 
@@ -185,12 +212,16 @@ class Generating:
         Whether texts may change their logits, too, in a detailed batch; a step of such a batch takes still more.
     elsewhere : callable, optional
         What is awaited when the state was lost.  If it says True, the texts went on elsewhere.
+    drafter : Drafter, optional
+        What says which tokens may come next, so that a step gives several; it is this batch's own, and closed with it.
+    few : int, optional
+        Tokens of a text that steps have more often than `chunk`: they are computed without those behind them.
 
     Raises
     ------
     InputError
         If the model does not generate text, or the bytes do not hold one page; or if the batch is adjusted and not
-        detailed.
+        detailed; or has a drafter and is detailed, or its steps read fewer tokens than it drafts.
 
     Notes
     -----
@@ -229,9 +260,18 @@ class Generating:
         self, mesh: AsyncMesh, model: Model, *, slots: int = 8, queue: int = 64, chunk: int = 16,
         strategy: str = "auto", mode: str = "auto", copies: str | None = None, detailed: bool = False,
         kv_bytes: int | None = None, adjusted: bool = False, elsewhere: Elsewhere | None = None,
+        drafter: Drafter | None = None, few: int = 1,
     ) -> None:  # fmt: skip
         self._text = text_of(model)
         self._elsewhere = elsewhere
+        if drafter is not None and detailed:
+            raise InputError("a detailed batch has no drafter", next_step="Make it without detailed=True")
+        if drafter is not None and chunk <= drafter.drafts_max:
+            raise InputError(
+                f"a step reads {chunk} tokens of a text, and checks {drafter.drafts_max} drafts behind one token",
+                next_step=f"Give chunk={drafter.drafts_max + 1} at least, or fewer drafts",
+            )
+        self._drafter, self._drafts_max = drafter, 0 if drafter is None else drafter.drafts_max
         if adjusted and not detailed:
             raise InputError("an adjusted batch is a detailed one", next_step="Make it with detailed=True, too")
         self._detailed, self._adjusted = detailed, adjusted
@@ -245,7 +285,8 @@ class Generating:
         self._page_bytes = kv_cache_step.page_bytes(self._text.decoder, self._dtype)
         self._pages_max = pages_max = pages_in(model, default_budget() // KV_SHARE if kv_bytes is None else kv_bytes)
         kept = KV_KEPT_BYTES // max(self._page_bytes, 1)
-        self._slots = Slots(slots, chunk, self._text.decoder.positions_max, pages_max, min(kept, pages_max))
+        few = max(few, 1 + self._drafts_max)
+        self._slots = Slots(slots, chunk, self._text.decoder.positions_max, pages_max, min(kept, pages_max), few)
         self._streams: dict[int, TokenStream] = {}
         self._numbers = itertools.count()
         self._session: AsyncSession | None = None
@@ -257,6 +298,10 @@ class Generating:
         self._fruitless = 0  # sessions that were lost since the last answer
         self._fitting: Room | None = None  # the last one that a step was answered in
         self._too_large: Exception | None = None  # what was said of the last pool that did not fit the workers
+        self._asked: deque[tuple[float, str]] = deque()  # when each step under way was asked for, and its kind
+        self._answered_s = 0.0  # when the last answer came
+        if drafter is not None:
+            drafter.serve(self._news.set)
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     @property
@@ -298,6 +343,16 @@ class Generating:
     def put_back(self) -> int:
         """How often a text had to wait in its middle, and was read again, since there was no page left."""
         return self._slots.put_back
+
+    @property
+    def drafted(self) -> int:
+        """How many drafts were checked."""
+        return 0 if self._drafter is None else self._drafter.speculation.drafted
+
+    @property
+    def accepted(self) -> int:
+        """How many of the drafts that were checked became tokens of texts."""
+        return 0 if self._drafter is None else self._drafter.speculation.accepted
 
     @property
     def steps(self) -> int:
@@ -376,6 +431,8 @@ class Generating:
         )
         stream = self._streams[request.number] = TokenStream(request.number, self)
         self._slots.join(request)
+        if self._drafter is not None:
+            self._drafter.join(request, tokens)
         self._news.set()
         return stream
 
@@ -412,6 +469,8 @@ class Generating:
             The texts and their streams, the first ones first; `adopt` takes them.
         """
         taken = [(carried, self._streams.pop(carried.request.number)) for carried in self._slots.carried(waiting)]
+        for carried, _ in taken:
+            self._left(carried.request.number)
         self._news.set()
         return taken
 
@@ -427,7 +486,10 @@ class Generating:
         number = next(self._numbers)
         self._streams[number] = stream
         stream._go_on(number, self)
-        self._slots.resume(replace(carried, request=replace(carried.request, number=number)))
+        request = replace(carried.request, number=number)
+        self._slots.resume(replace(carried, request=request))
+        if self._drafter is not None:
+            self._drafter.join(request, carried.tokens)
         self._news.set()
 
     def place(self, strategy: str) -> None:
@@ -441,6 +503,100 @@ class Generating:
         strategy = by_rows(strategy) if self._mesh.reproducible else strategy
         self._options = self._mesh.options(strategy, self._options.mode, self._options.copies)
 
+    def draft(self, prompt: Sequence[int], tokens_max: int, how: Sampling, heard: Heard) -> tuple[TokenStream, int]:
+        """Read a text that rests behind its first token, until it is to go on.
+
+        Parameters
+        ----------
+        prompt : sequence of int
+            Its tokens.
+        tokens_max : int
+            How many tokens it may have behind these, as far as there is room.
+        how : Sampling
+            How tokens are chosen.
+        heard : callable
+            It is called with each token, with None when the text is over, or with its error.
+
+        Returns
+        -------
+        tuple of (TokenStream, int)
+            The text, which can be cancelled, and how many tokens there is room for behind the prompt.
+
+        Raises
+        ------
+        InputError
+            If the model has fewer positions than the prompt needs.
+
+        Examples
+        --------
+        >>> from mesh.inference import Generating, Sampling
+        >>> from pathlib import Path
+        >>> import numpy as np
+        >>> import mesh
+        >>> from mesh.models.decoder import Decoder, Text
+        >>> following = {"rows": np.roll(np.eye(5, dtype=np.float32), 1, axis=1)}  # token 1 follows 0, and so on
+        >>> embed, head = lambda params, ids, at: params["rows"][ids], lambda params, x: x
+        >>> decoder = Decoder(embed, print, head, (), 1, 1, None, "rows")
+        >>> model = mesh.Model("count", print, [], [], following, Text(decoder, Path(), ends=(4,)))
+        >>> import asyncio
+        >>> async def main():
+        ...     async with await mesh.Mesh.builder().build_async() as m:
+        ...         generating, heard = Generating(m, model), asyncio.Queue()
+        ...         stream, room = generating.draft([0], 9, Sampling(), heard.put_nowait)
+        ...         first = (await heard.get()).token
+        ...         generating.go_on(stream, [0, 3], 2)
+        ...         print(room, first, [(await heard.get()).token for _ in range(2)])
+        ...         await generating.close()
+        >>> asyncio.run(main())
+        9 1 [4, 0]
+        """
+        tokens = tuple(prompt)
+        self._check(tokens)
+        most = self._room_for(tokens, None, tokens_max)
+        request = TextRequest(next(self._numbers), tokens, most, sampling=how)
+        stream = self._streams[request.number] = _HeardStream(request.number, self, heard)
+        self._slots.join(request, drafts=True)
+        self._news.set()
+        return stream, most
+
+    def go_on(self, stream: TokenStream, tokens: Sequence[int], more: int) -> None:
+        """Let a text that rests go on.
+
+        Parameters
+        ----------
+        stream : TokenStream
+            The text.
+        tokens : sequence of int
+            All of its tokens, as they turned out to be.
+        more : int
+            How many tokens may follow before it rests again.
+
+        Examples
+        --------
+        >>> from mesh.inference import Generating, Sampling
+        >>> from pathlib import Path
+        >>> import numpy as np
+        >>> import mesh
+        >>> from mesh.models.decoder import Decoder, Text
+        >>> following = {"rows": np.roll(np.eye(5, dtype=np.float32), 1, axis=1)}  # token 1 follows 0, and so on
+        >>> embed, head = lambda params, ids, at: params["rows"][ids], lambda params, x: x
+        >>> decoder = Decoder(embed, print, head, (), 1, 1, None, "rows")
+        >>> model = mesh.Model("count", print, [], [], following, Text(decoder, Path(), ends=(4,)))
+        >>> import asyncio
+        >>> async def main():
+        ...     async with await mesh.Mesh.builder().build_async() as m:
+        ...         generating, heard = Generating(m, model), asyncio.Queue()
+        ...         stream, room = generating.draft([0], 9, Sampling(), heard.put_nowait)
+        ...         first = (await heard.get()).token
+        ...         generating.go_on(stream, [0, 3], 2)
+        ...         print(room, first, [(await heard.get()).token for _ in range(2)])
+        ...         await generating.close()
+        >>> asyncio.run(main())
+        9 1 [4, 0]
+        """
+        self._slots.go_on(stream._number, tokens, more)
+        self._news.set()
+
     def leave(self, number: int) -> None:
         """Want no more of a text.
 
@@ -451,6 +607,7 @@ class Generating:
         """
         self._streams.pop(number, None)
         self._slots.leave(number)
+        self._left(number)
         self._news.set()
 
     async def close(self) -> None:
@@ -463,6 +620,8 @@ class Generating:
             self._mesh.forget(self._session.stepping.work)
         await self._close_session()
         self._fail_all(Cancelled("the model was unloaded"))
+        if self._drafter is not None:
+            await self._drafter.close()
 
     # -- the loop
 
@@ -509,6 +668,8 @@ class Generating:
     async def _turn(self) -> None:
         """Ask for a step, or wait for an answer, or for a text."""
         slots = self._slots
+        if self._drafter is not None:
+            self._drafter.turn(slots, self._now_s())
         room = slots.wanted()
         if slots.idle:
             await self._settle()
@@ -520,6 +681,7 @@ class Generating:
             await self._open(slots.wanted())
         elif slots.under_way < AHEAD and (feeds := slots.ask()) is not None:
             self._answers.append(self._session.step(*self._arguments(feeds)))
+            self._asked.append((self._now_s(), kind_of(feeds)))
         elif self._answers:
             await self._answer()
         elif self._too_large is not None and (refused := slots.refused()):
@@ -527,7 +689,9 @@ class Generating:
                 self._fail(number, self._too_large)
         else:
             self._news.clear()
-            await self._news.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(None if self._drafter is None else self._drafter.deadline_s):
+                    await self._news.wait()
 
     async def _settle(self) -> None:
         """Wait for all that was asked."""
@@ -542,8 +706,24 @@ class Generating:
         self._fitting = self._slots.room
         answer = np.asarray(chosen)
         tokens, scores = (answer[:, 0], sampling.read_scores(answer)) if self._detailed else (answer, None)
-        for token in self._slots.answer(tokens.tolist(), scores):
+        told = self._slots.answer(tokens.tolist(), scores)
+        self._measure()
+        if self._drafter is not None:
+            self._drafter.answered(self._slots, told)
+        for token in told:
             self._tell(token)
+
+    def _measure(self) -> None:
+        """Tell the drafter how long the step took that was answered now: since the answer before, or since it was asked
+        for if that was later."""
+        (at_s, kind), now_s = self._asked.popleft(), self._now_s()
+        since_s, self._answered_s = max(at_s, self._answered_s), now_s
+        if self._drafter is not None and kind:
+            self._drafter.took(kind, self._slots.room.slots, now_s - since_s, now_s)
+
+    @staticmethod
+    def _now_s() -> float:
+        return asyncio.get_running_loop().time()
 
     def _tell(self, chosen: ChosenToken) -> None:
         stream = self._streams.get(chosen.number)
@@ -552,12 +732,14 @@ class Generating:
         stream._tell(chosen)
         if chosen.reason:
             del self._streams[chosen.number]
+            self._left(chosen.number)
             stream._end(chosen.reason)
 
     def _arguments(self, feeds: Feeds) -> tuple[Any, ...]:
         room = self._slots.room
         how = self._how(room, feeds.settings, feeds.texts, feeds.changes)
-        return kv_cache_step.feeds(room, feeds.ids, feeds.start, feeds.count, feeds.follow, feeds.table, how)
+        given = feeds.ids, feeds.start, feeds.count, feeds.follow, feeds.table, how
+        return kv_cache_step.feeds(room, *given, feeds.drafts if self._drafts_max else None)
 
     async def _open(self, room: Room) -> None:
         """A session with this much room, of the state that there is."""
@@ -577,8 +759,9 @@ class Generating:
         options = self._options
         key = room, options.strategy
         if key not in self._steppings:
-            step = kv_cache_step.stepper(self._text.decoder, room, self._params, self._detailed)
-            empty = kv_cache_step.empty(self._text.decoder, room, self._dtype)
+            decoder = self._text.decoder
+            step = kv_cache_step.stepper(decoder, room, self._params, self._detailed, self._drafts_max)
+            empty = kv_cache_step.empty(decoder, room, self._dtype)
             self._steppings[key] = await asyncio.to_thread(
                 self._mesh.stepping, step, empty, self._example(room), options
             )
@@ -592,7 +775,8 @@ class Generating:
         how = self._how(room, [GREEDY] * room.slots, [None] * room.slots, [{}] * room.slots)
         ids = np.zeros((room.slots, room.chunk), np.int32)
         table = np.zeros((room.slots, pages_for(room.length)), np.int32)
-        return kv_cache_step.feeds(room, ids, zeros, zeros, np.zeros(room.slots, np.bool_), table, how)
+        nobody = np.zeros(room.slots, np.bool_)
+        return kv_cache_step.feeds(room, ids, zeros, zeros, nobody, table, how, zeros if self._drafts_max else None)
 
     def _how(
         self, room: Room, settings: Sequence[Sampling], texts: Sequence[TextRequest | None],
@@ -609,6 +793,7 @@ class Generating:
 
     async def _close_session(self) -> None:
         self._answers.clear()
+        self._asked.clear()
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -619,10 +804,16 @@ class Generating:
 
     def _fail(self, number: int, error: BaseException) -> None:
         self._slots.leave(number)
+        self._left(number)
         self._streams.pop(number)._fail(error)
 
-    def _room_for(self, tokens: tuple[int, ...], asked: int | None) -> int:
-        """How many tokens may follow; the last of them needs no position."""
+    def _left(self, number: int) -> None:
+        """A text is over."""
+        if self._drafter is not None:
+            self._drafter.leave(number)
+
+    def _room_for(self, tokens: tuple[int, ...], asked: int | None, most_asked: int = TOKENS_MAX) -> int:
+        """How many tokens may follow, up to `most_asked` where none are asked for; the last needs no position."""
         most, held = self._text.decoder.positions_max, PAGE * (self._slots.pages_max - 1)
         what = f"the model has {most} positions"
         if most is None or held < most:
@@ -637,7 +828,7 @@ class Generating:
                 if room > 0
                 else "Shorten the prompt",
             )
-        return min(asked or TOKENS_MAX, room)
+        return min(asked or most_asked, room)
 
     def _check(self, tokens: tuple[int, ...]) -> None:
         if not tokens:
@@ -657,6 +848,13 @@ class Generating:
         wrong = next((token for token in tokens if not 0 <= token < self.vocabulary), None)
         if wrong is not None:
             raise InputError(f"the model has {self.vocabulary} tokens, and no token {wrong}")
+
+
+def kind_of(feeds: Feeds) -> str:
+    """What a step is measured as: one that checks drafts, one of a token for each text, or another one, ""."""
+    if feeds.drafts is not None and feeds.drafts.any():
+        return CHECK
+    return PLAIN if feeds.count.max() == 1 else ""
 
 
 async def budget_of(mesh: AsyncMesh, asked: int | None, batches: int = 1) -> int:

@@ -7,6 +7,9 @@ by one token (Agrawal et al., 2024, "Sarathi-Serve"), and steps can be asked for
 token the layers compute no more than that, and attention reads as many pages as the longest text has, rounded up to a
 power of two: each number has a branch of its own, so that one program does for texts of all lengths.
 
+A step may check drafts (`speculation.py`): tokens of which a drafter says that they follow.  They stand behind a text's
+last token, a branch computes that many columns, and a token is chosen behind each of them.
+
 What is written behind a text's end is never looked at before it is overwritten, so nothing has to be cleared.
 """
 
@@ -48,6 +51,11 @@ def widths(room: Room) -> tuple[int, ...]:
     return (*(width for width in powers if width < most), most)
 
 
+def columns(room: Room) -> tuple[int, ...]:
+    """The numbers of columns that layers may compute, rising; the last one is all that a step takes."""
+    return (*sorted(count for count in {1, room.few} if count < room.chunk), room.chunk)
+
+
 def empty(decoder: Decoder, room: Room, dtype: DType) -> State:
     """The state of a batch without texts: keys and values (pages, kv_heads, PAGE, size) of every layer, all zeros."""
     kind = TensorType((room.pages, decoder.kv_heads, PAGE, decoder.size), dtype)
@@ -68,36 +76,45 @@ def moved(state: Mapping[str, NDArray[Any]], room: Room, order: Sequence[int]) -
 
 def feeds(
     room: Room, ids: NDArray[np.int32], start: NDArray[np.int32], count: NDArray[np.int32], follow: NDArray[np.bool_],
-    table: NDArray[np.int32], how: dict[str, NDArray[Any]],
+    table: NDArray[np.int32], how: dict[str, NDArray[Any]], drafts: NDArray[np.int32] | None = None,
 ) -> tuple[Any, ...]:  # fmt: skip
     """A step's arguments: tokens (slots, chunk), of which `count` are meant, at positions from `start`; where `follow`
-    the first one is what the step before chose; the pages of each text (slots, pages).  Last: whether a text has
-    several tokens, and for every width but the last whether it does for all texts."""
+    the first one is what the step before chose; the pages of each text (slots, pages).  Then, for every number of
+    columns but the last and for every width but the last, whether it does for all texts.  Last, where a step may check
+    drafts, how many of the tokens that are meant are drafts."""
     assert ids.shape == (room.slots, room.chunk) and table.shape == (room.slots, pages_for(room.length))
-    longest = pages_for(int(np.max((start + count) * (count > 0))))
+    most, longest = int(np.max(count)), pages_for(int(np.max((start + count) * (count > 0))))
+    few = tuple([np.bool_(most <= number) for number in columns(room)[:-1]])
     near = tuple([np.bool_(longest <= width) for width in widths(room)[:-1]])
-    return ids, start, count, follow, table, how, np.any(count > 1), near
+    return ids, start, count, follow, table, how, few, near, *(() if drafts is None else (drafts,))
 
 
 def stepper(
-    decoder: Decoder, room: Room, params: Mapping[str, Array], detailed: bool = False
+    decoder: Decoder, room: Room, params: Mapping[str, Array], detailed: bool = False, drafts_max: int = 0
 ) -> Callable[..., tuple[State, Array]]:
     """`step(state, *feeds)` gives the next state and the token i32 (slots,) chosen behind every text; a detailed one
-    takes `sampling.limits` too, may take `logit_adjustment.fed`, and gives what `sampling.scored` makes."""
+    takes `sampling.limits` too, may take `logit_adjustment.fed`, and gives what `sampling.scored` makes.  One that may
+    check drafts gives i32 (slots, 1 + drafts_max): what is chosen behind the last token that is no draft, and behind
+    each draft."""
+    assert drafts_max < room.chunk and not (drafts_max and detailed)
 
     def step(
-        state: State, ids: Array, start: Array, count: Array, follow: Array, table: Array, how: Any, several: Array,
-        near: tuple[Array, ...],
+        state: State, ids: Array, start: Array, count: Array, follow: Array, table: Array, how: Any,
+        few: tuple[Array, ...], near: tuple[Array, ...], drafts: Array | None = None,
     ) -> tuple[State, Array]:  # fmt: skip
         column = mnp.astype(mnp.arange(room.chunk), mnp.int32)[None]
         ids = mnp.where(follow[:, None] & (column == 0), state[LAST][:, None], ids)
         x = decoder.embed(params, ids, start[:, None] + column)
+        computed = tuple(zip(columns(room), (*few, None), strict=True))
         following: State = {}
         for number in range(decoder.layers):
             kept = state[f"keys.{number}"], state[f"values.{number}"]
             layer = _layer(decoder, number, params, table, tuple(zip(widths(room), (*near, None), strict=True)))
-            x, *kept = _either(layer, several, x, start, count, kept)
+            x, *kept = _over(computed, layer, x, start, count, kept)
             following[f"keys.{number}"], following[f"values.{number}"] = kept
+        if drafts is not None:
+            tokens = _checked(decoder, params, x, start, count, drafts, how, drafts_max)
+            return {**following, LAST: mnp.where(count > 0, tokens[:, 0], state[LAST])}, tokens
         final = apply("gather", x, mnp.maximum(count - 1, 0)[:, None], axis=1, batch_dims=1)[:, 0]
         logits = decoder.head(params, final)
         token = sampling.chosen(logits, start + count, how)
@@ -107,24 +124,48 @@ def stepper(
     return step
 
 
-def _either(layer: Any, several: Array, x: Array, start: Array, count: Array, kept: Any) -> Any:
-    """The layer over all columns, or over the first alone where no text has more.
+def _checked(
+    decoder: Decoder, params: Mapping[str, Array], x: Array, start: Array, count: Array, drafts: Array, how: Any,
+    drafts_max: int,
+) -> Array:  # fmt: skip
+    """The tokens i32 (slots, 1 + drafts_max) that are chosen behind the last token that is no draft, and behind each
+    draft; behind the last draft they repeat.  Where no text has a draft, the first column alone is computed."""
+    further = mnp.astype(mnp.arange(1 + drafts_max), mnp.int32)[None]
+    place = mnp.maximum(mnp.minimum((count - 1 - drafts)[:, None] + further, (count - 1)[:, None]), 0)
+    rows = apply("gather", x, place, axis=1, batch_dims=1)
+
+    def behind(number: int) -> Array:
+        logits = decoder.head(params, mnp.reshape(rows[:, :number], (-1, rows.shape[-1])))
+        positions = mnp.reshape(start[:, None] + place[:, :number] + 1, (-1,))
+        settings = {name: mnp.repeat(value, number, axis=0) for name, value in how.items()}
+        return mnp.reshape(sampling.chosen(logits, positions, settings), (-1, number))
+
+    def alone() -> Array:
+        return mnp.concat([behind(1), mnp.zeros((rows.shape[0], drafts_max), dtype=mnp.int32)], axis=1)
+
+    tokens: Array = cond(mnp.any(drafts > 0), lambda: behind(1 + drafts_max), alone)
+    return tokens
+
+
+Choices = tuple[tuple[int, Array | None], ...]
+"""Numbers of columns, or of pages, rising, each with whether it does; the last one always does."""
+
+
+def _over(choices: Choices, layer: Any, x: Array, start: Array, count: Array, kept: Any) -> Any:
+    """The layer over the first number of columns that does for all texts.
 
     It takes nothing but arguments of the step from outside, which every worker is given: what several layers computed
     together would be sent from stage to stage.
     """
-    if x.shape[1] == 1:
+    (number, does), *others = choices
+    if does is None:
         return layer(x, start, count, *kept)
 
-    def first(*kept: Array) -> tuple[Array, ...]:
-        first_column, *caches = layer(x[:, :1], start, count, *kept)
-        return (apply("dynamic_update_slice", x, first_column, mnp.asarray(np.zeros(3, np.int32))), *caches)
+    def few(*kept: Array) -> tuple[Array, ...]:
+        computed, *caches = layer(x[:, :number], start, count, *kept)
+        return (apply("dynamic_update_slice", x, computed, mnp.asarray(np.zeros(3, np.int32))), *caches)
 
-    return cond(several, lambda *kept: tuple(layer(x, start, count, *kept)), first, *kept)
-
-
-Choices = tuple[tuple[int, Array | None], ...]
-"""Numbers of pages, rising, each with whether it does; the last one always does."""
+    return cond(does, few, lambda *kept: tuple(_over(tuple(others), layer, x, start, count, kept)), *kept)
 
 
 def _layer(

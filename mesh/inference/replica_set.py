@@ -24,6 +24,7 @@ from ..client.async_mesh import AsyncMesh
 from ..models.decoder import table_of
 from ..models.model import Model
 from .continuous_batching import Guide
+from .drafting import divided, drafter_model, drafter_of
 from .generation_runner import KV_SHARE, Elsewhere, Generating, Moving, TokenStream, pages_in, text_of
 from .kv_pages import PAGE, prefix_keys
 from .logit_adjustment import LogitAdjustment
@@ -78,13 +79,14 @@ class ReplicaSet:
     """The replicas of a model on a mesh.  `open` makes one; `close` frees what it holds on the workers.
 
     `queue` texts may wait in each batch, and `kinds` are the kinds of batches that there may be: those of a replica
-    divide its memory for keys and values evenly.
+    divide its memory for keys and values evenly.  Plain batches have `draft` as their drafter, if there is one.
     """
 
     def __init__(
-        self, mesh: AsyncMesh, model: Model, options: Options, queue: int, kinds: Sequence[Kind] = (Kind.PLAIN,)
-    ) -> None:
-        self._mesh, self._model, self._options = mesh, model, options
+        self, mesh: AsyncMesh, model: Model, options: Options, queue: int, kinds: Sequence[Kind] = (Kind.PLAIN,),
+        draft: Model | None = None,
+    ) -> None:  # fmt: skip
+        self._mesh, self._model, self._options, self._draft = mesh, model, options, draft
         self._queue, self._kinds = queue, kinds
         asked = options.strategy if isinstance(options.strategy, Strategy) else strategy_of(options.strategy)
         self._asked: Strategy = asked
@@ -95,7 +97,7 @@ class ReplicaSet:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing: set[asyncio.Task[None]] = set()  # batches whose texts went elsewhere
         self._closed = False
-        self._steps_before = 0  # of batches that are closed
+        self._steps_before = self._drafted_before = self._accepted_before = 0  # of batches that are closed
         text = text_of(model)
         self.ends = text.ends
         _, self.vocabulary = table_of(model.weights, text.decoder)
@@ -107,8 +109,8 @@ class ReplicaSet:
         look_s: float = LOOK_S,
     ) -> ReplicaSet:  # fmt: skip
         """A set for the workers that there are, at which it looks every `look_s`; InputError if a replica's memory does
-        not hold one page."""
-        made = cls(mesh, model, options, queue, kinds)
+        not hold one page, or the drafter of the options cannot draft for the model."""
+        made = cls(mesh, model, options, queue, kinds, await drafter_model(mesh, model, options))
         machines = await made._machines()
         made._apart = made._apart and bool(machines)
         groups = regrouped((), machines, int(options.replicas), made._needed_bytes) if made._apart else ((),)
@@ -171,6 +173,16 @@ class ReplicaSet:
         """Steps that were answered."""
         return self._steps_before + sum(batch.steps for batch in self.batches())
 
+    @property
+    def drafted(self) -> int:
+        """Drafts that were checked."""
+        return self._drafted_before + sum(batch.drafted for batch in self.batches())
+
+    @property
+    def accepted(self) -> int:
+        """Drafts that became tokens of texts."""
+        return self._accepted_before + sum(batch.accepted for batch in self.batches())
+
     async def load(self) -> None:
         """Have the weights and the program of a plain batch on the workers of a replica: of the first that has them;
         the others go on with it.  MeshError where all fail."""
@@ -216,13 +228,14 @@ class ReplicaSet:
         """A batch of this kind: another one, as long as there may be."""
         batches = replica.batches.setdefault(kind, [])
         if len(batches) < replica.most(kind):
-            options = self._options
+            options, draft = self._options, self._draft if kind is Kind.PLAIN else None
+            kv_bytes, drafter = drafter_of(self._mesh, self._model, draft, options, replica.kv_bytes)
             batches.append(
                 Generating(
                     self._mesh, self._model, slots=int(options.max_batch), queue=self._queue,
                     chunk=int(options.chunk), strategy=replica.strategy, mode=options.mode, copies=options.copies,
-                    detailed=kind is not Kind.PLAIN, adjusted=kind is Kind.ADJUSTED, kv_bytes=replica.kv_bytes,
-                    elsewhere=self._elsewhere(replica) if self._apart else None,
+                    detailed=kind is not Kind.PLAIN, adjusted=kind is Kind.ADJUSTED, kv_bytes=kv_bytes,
+                    elsewhere=self._elsewhere(replica) if self._apart else None, drafter=drafter,
                 )
             )  # fmt: skip
         return batches[-1]
@@ -304,6 +317,8 @@ class ReplicaSet:
             self._adopt(kind, text)
         for _, batch in gone:
             self._steps_before += batch.steps
+            self._drafted_before += batch.drafted
+            self._accepted_before += batch.accepted
             self._task(batch.close(), self._closing)
 
     def _new(self, group: Group, plain: int, memory: dict[str, int]) -> _Replica:
@@ -312,7 +327,8 @@ class ReplicaSet:
         roomiest = max((memory[node] for node in nodes), default=0) or default_budget()
         asked = self._options.kv_bytes
         kv_bytes = (roomiest // KV_SHARE if asked is None else asked) // (plain + len(self._kinds) - 1)
-        tokens_max = PAGE * (pages_in(self._model, kv_bytes) - 1)
+        least = kv_bytes if self._draft is None else divided(self._model, self._draft, kv_bytes)[0]
+        tokens_max = PAGE * (pages_in(self._model, least) - 1)
         return _Replica(group, self._strategy(group), kv_bytes, tokens_max, plain)
 
     def _strategy(self, group: Group) -> str:

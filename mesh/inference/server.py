@@ -56,6 +56,10 @@ class LoadedModel:
         Batches of requests until now.
     steps : int
         Steps of texts until now.
+    drafted : int, optional
+        Drafts of texts that were checked until now.
+    accepted : int, optional
+        Drafts that became tokens of texts.
 
     Examples
     --------
@@ -70,6 +74,8 @@ class LoadedModel:
     texts: int
     batches: int
     steps: int
+    drafted: int = 0
+    accepted: int = 0
 
 
 class AsyncInferenceServer:
@@ -143,6 +149,9 @@ class AsyncInferenceServer:
         mode: str = "auto",
         copies: str | None = None,
         kv_budget: int | str | None = None,
+        draft: str | Path | Model | None = None,
+        draft_tokens: int = 4,
+        draft_on: str | None = None,
     ) -> None:
         """Serve a model under a name.
 
@@ -177,6 +186,13 @@ class AsyncInferenceServer:
         kv_budget : int or str, optional
             The most memory for keys and values of a replica's texts, in bytes or as "4GiB"; by default a
             quarter of what the worker with the most memory may use.
+        draft : str, Path or Model, optional
+            A much smaller model with the same tokens, the drafter: it says which tokens may come next, and a step
+            checks them.  The tokens stay the same.
+        draft_tokens : int, optional
+            The most drafts of a text that a step checks.
+        draft_on : str, optional
+            The worker that computes the drafter; by default the one that is predicted to be fastest.
 
         Raises
         ------
@@ -190,7 +206,10 @@ class AsyncInferenceServer:
         Weights go to the workers when they are first needed.
         """
         _check_mesh(mesh, self._mesh)
-        options = Options(max_batch, max_wait_ms, queue, replicas, chunk, batched, strategy, mode, copies, kv_budget)
+        options = Options(
+            max_batch, max_wait_ms, queue, replicas, chunk, batched, strategy, mode, copies, kv_budget, draft,
+            draft_tokens, draft_on,
+        )  # fmt: skip
         await self._serve(name, model, options)
 
     async def _serve(self, name: str, model: Source, options: Options) -> None:
@@ -205,9 +224,11 @@ class AsyncInferenceServer:
             loaded = await asyncio.to_thread(_loaded, model, options.batched is not False)
             self._check_open()
             replicas = None
-            if isinstance(loaded, Model) and loaded.text is not None:
+            if isinstance(loaded, Model) and (loaded.text is not None or options.draft is not None):
                 queue = -(-int(options.queue) // int(options.replicas))
                 replicas = await ReplicaSet.open(self._mesh, loaded, options, queue)
+            elif options.draft is not None:
+                raise InputError("a function has no drafter: it does not generate text", next_step="Leave out draft")
             self._models[name] = _ServedModel(self._mesh, loaded, options, replicas)
         finally:
             self._loading.discard(name)
@@ -427,6 +448,9 @@ class InferenceServer:
         mode: str = "auto",
         copies: str | None = None,
         kv_budget: int | str | None = None,
+        draft: str | Path | Model | None = None,
+        draft_tokens: int = 4,
+        draft_on: str | None = None,
     ) -> None:
         """Serve a model under a name.
 
@@ -461,6 +485,13 @@ class InferenceServer:
         kv_budget : int or str, optional
             The most memory for keys and values of a replica's texts, in bytes or as "4GiB"; by default a
             quarter of what the worker with the most memory may use.
+        draft : str, Path or Model, optional
+            A much smaller model with the same tokens, the drafter: it says which tokens may come next, and a step
+            checks them.  The tokens stay the same.
+        draft_tokens : int, optional
+            The most drafts of a text that a step checks.
+        draft_on : str, optional
+            The worker that computes the drafter; by default the one that is predicted to be fastest.
 
         Raises
         ------
@@ -474,7 +505,10 @@ class InferenceServer:
         Weights go to the workers when they are first needed.
         """
         _check_mesh(mesh, self._mesh)
-        options = Options(max_batch, max_wait_ms, queue, replicas, chunk, batched, strategy, mode, copies, kv_budget)
+        options = Options(
+            max_batch, max_wait_ms, queue, replicas, chunk, batched, strategy, mode, copies, kv_budget, draft,
+            draft_tokens, draft_on,
+        )  # fmt: skip
         self._mesh.wait(self._async._serve(name, model, options))
 
     @spelt
@@ -657,8 +691,9 @@ class _ServedModel:
         weights = self.model.weights.values() if isinstance(self.model, Model) else ()
         texts, steps = (self.replicas.active, self.replicas.steps) if self.replicas is not None else (0, 0)
         waiting = self.request_runner.waiting + (self.replicas.waiting if self.replicas is not None else 0)
+        drafts = (self.replicas.drafted, self.replicas.accepted) if self.replicas is not None else (0, 0)
         size = sum(weight.nbytes for weight in weights)
-        return LoadedModel(name, size, waiting, texts, self.request_runner.batches, steps)
+        return LoadedModel(name, size, waiting, texts, self.request_runner.batches, steps, *drafts)
 
     async def close(self) -> None:
         """Cancel everything."""

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from wire.errors import ConfigError, InputError
 from wire.ir.arithmetic import NATIVE_1
 from wire.policy.strategies import Strategy, strategy_of
 
 from ..util.units import parse_size
+from .speculation import DRAFTS_MAX
+
+if TYPE_CHECKING:
+    from ..models.model import Model
 
 FLOAT_MAX = (2 - 2.0**-52) * 2.0**1023
 ROWS_MAX = 1 << 20  # of a batch, of a queue, and replicas
@@ -74,6 +79,13 @@ class Options:
     kv_budget : int or str, optional
         The most memory for keys and values of a replica's texts, in bytes or as "4GiB"; by default a
         quarter of what the worker with the most memory may use.
+    draft : str, Path or Model, optional
+        A much smaller model with the same tokens, the drafter: it says which tokens may come next, and a step checks
+        them.
+    draft_tokens : int, optional
+        The most drafts of a text that a step checks.
+    draft_on : str, optional
+        The worker that computes the drafter; by default the one that is predicted to be fastest.
 
     Raises
     ------
@@ -101,6 +113,9 @@ class Options:
     mode: str = "auto"
     copies: str | None = None
     kv_budget: int | str | None = None
+    draft: str | Path | Model | None = None
+    draft_tokens: int = 4
+    draft_on: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_batch", "queue", "replicas"):
@@ -112,6 +127,16 @@ class Options:
         if self.batched is not None:
             choice(self.batched, "batched")
         _ = self.kv_bytes
+        count(self.draft_tokens, "draft_tokens", most=DRAFTS_MAX)
+        if self.draft is None:
+            if self.draft_on is not None:
+                raise InputError("draft_on is where the drafter is computed, and there is none", next_step="Give draft")
+        elif self.draft_tokens >= self.chunk:
+            raise InputError(
+                f"a step reads chunk = {self.chunk} tokens of a text, and checks draft_tokens = {self.draft_tokens} "
+                "behind one token",
+                next_step="Give a larger chunk, or fewer draft_tokens",
+            )
 
     @property
     def kv_bytes(self) -> int | None:
@@ -204,6 +229,8 @@ class Room:
         The most tokens of a text.
     chunk : int
         Tokens of each text that a step reads.
+    few : int, optional
+        Tokens of each text that a step computes where no text has more.
 
     Examples
     --------
@@ -216,3 +243,4 @@ class Room:
     pages: int
     length: int
     chunk: int
+    few: int = 1

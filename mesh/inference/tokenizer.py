@@ -20,6 +20,7 @@ BYTES = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + place): byte for p
 """The characters by which tokenizers of bytes write them: Radford et al., 2019."""
 
 
+FILE = "tokenizer.json"
 GROWTH_MAX = 1000  # of a text by what a file replaces in it; the library would take all memory, and the process with it
 
 
@@ -34,7 +35,7 @@ class Tokenizer:
                 "text needs the package 'tokenizers', which is not installed",
                 next_step="pip install tokenizers, or give tokens instead of text",
             ) from None
-        file = folder / "tokenizer.json"
+        file = folder / FILE
         if not file.exists():
             raise InputError(f"{file} does not exist", next_step="Put the model's tokenizer there, or give tokens")
         self._file = file
@@ -81,6 +82,10 @@ class Tokenizer:
     def size(self) -> int:
         """How many tokens there are."""
         return int(self._own.get_vocab_size())
+
+    def tokens(self) -> dict[str, int]:
+        """The number of every token."""
+        return dict(self._own.get_vocab())
 
     def id_of(self, token: str) -> int | None:
         """The number of a token, None if there is none of this text."""

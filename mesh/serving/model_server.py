@@ -142,6 +142,8 @@ class AsyncModelServer:
         if model.text is not None:
             facts = await asyncio.to_thread(_facts, name, model, model.text.folder, "text")
             return await serve_text(self._mesh, facts, model, options)
+        if options.draft is not None:
+            raise InputError(f"{model.name or name} has no drafter: it does not generate text")
         if embeds(model) and not isinstance(source, Model):
             facts = await asyncio.to_thread(_facts, name, model, Path(source), "embedding")
             return await serve_embedding(self._mesh, facts, model, Path(source), options)
@@ -227,6 +229,9 @@ class ModelServer:
         chunk: int = 16,
         strategy: str = "auto",
         kv_budget: int | str | None = None,
+        draft: str | Path | Model | None = None,
+        draft_tokens: int = 4,
+        draft_on: str | None = None,
     ) -> None:
         """Serve a model under a name.
 
@@ -250,6 +255,13 @@ class ModelServer:
         kv_budget : int or str, optional
             The most memory for keys and values of a replica's texts, in bytes or as "4GiB"; by default a
             quarter of what the worker with the most memory may use.
+        draft : str, Path or Model, optional
+            A much smaller model with the same tokens, the drafter: it says which tokens may come next, and a step
+            checks them.  The tokens stay the same.
+        draft_tokens : int, optional
+            The most drafts of a text that a step checks.
+        draft_on : str, optional
+            The worker that computes the drafter; by default the one that is predicted to be fastest.
 
         Raises
         ------
@@ -257,8 +269,9 @@ class ModelServer:
             If the name is taken, an option is wrong, or the model is of neither kind.
         """
         options = Options(
-            max_batch=max_batch, queue=queue, replicas=replicas, chunk=chunk, strategy=strategy, kv_budget=kv_budget
-        )
+            max_batch=max_batch, queue=queue, replicas=replicas, chunk=chunk, strategy=strategy, kv_budget=kv_budget,
+            draft=draft, draft_tokens=draft_tokens, draft_on=draft_on,
+        )  # fmt: skip
         self._mesh.wait(self._async.load_model(name, model, options))
 
     def unload_model(self, name: str) -> None:

@@ -21,6 +21,8 @@ from support.waiting import until
 import mesh
 import mesh.numpy as mnp
 from mesh import InferenceServer, Mesh, nn
+from mesh.inference import Generating, Sampling
+from mesh.inference.drafting import Drafter
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no kill -9")
@@ -102,3 +104,45 @@ def test_a_request_outlives_a_worker(tmp_path: Path) -> None:
             os.kill(workers.nodes[0].pid, signal.SIGKILL)
             for each in asked:
                 np.testing.assert_allclose(each.result(COMES_TRUE_S), wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no kill -9")
+@pytest.mark.parametrize("victim", ["drafter", "stage"])
+def test_texts_outlive_the_worker_of_their_drafter_and_stages_with_a_drafter(tmp_path: Path, victim: str) -> None:
+    model = mesh.load(gpt2_folder(tmp_path))
+    wanted = model.generate([5, 6, 7], max_new_tokens=200, temperature=0.8, top_k=50, seed=7, ends=())
+
+    async def killed(own: mesh.AsyncMesh, pids: dict[str, int]) -> list[int]:
+        """The tokens of a text whose drafter's worker, or one of its own, dies in the middle."""
+        target, drafts = list(pids)[:2]
+        only = {name: mesh.DeviceMap().layer("", name).text for name in pids}
+        drafter = Drafter(own, model, strategy=only[drafts], adaptive=False)
+        strategy = only[target] if victim == "drafter" else "pipeline"
+        batch = Generating(own, model, strategy=strategy, drafter=drafter)
+        stream = batch.begin([5, 6, 7], 200, Sampling(0.8, 50, seed=7), ())
+        tokens = [await anext(stream)]
+        while not batch.accepted and len(tokens) < 150:
+            tokens.append(await anext(stream))
+        assert batch.accepted
+        os.kill(pids[drafts if victim == "drafter" else target], signal.SIGKILL)
+        tokens += [token async for token in stream]
+        assert batch.rebuilt == (0 if victim == "drafter" else 1)
+        assert batch.accepted == batch.drafted, "what draws with the same noise is always right"
+        await batch.close()
+        return tokens
+
+    with Mesh.builder().local(3, engine="cpu").node_timeout(PATIENT_S).build() as workers:
+        assert workers.wait(killed(workers.on_loop, {node.name: node.pid for node in workers.nodes})) == wanted
+
+
+def test_native_workers_that_promise_bits_say_the_same_with_a_drafter(tmp_path: Path) -> None:
+    model, draft = (mesh.load(gpt2_folder(tmp_path / name, layers=count)) for name, count in (("a", 3), ("b", 1)))
+    how = {"temperature": 0.8, "seed": 7, "max_new_tokens": 60, "ends": ()}
+    prompts = [[5, 6, 7], list(range(100, 130)), [9], [5, 6, 7, 8]]
+    built = Mesh.builder().local(2, engine="native").node_timeout(PATIENT_S).reproducible().build()
+    with built as own, InferenceServer(own) as server, ThreadPoolExecutor(4) as users:
+        server.load_model("alone", model)
+        server.load_model("drafted", model, draft=draft, draft_on=own.nodes[1].name)
+        for name in ("alone", "drafted"):
+            said = [*users.map(lambda prompt, name=name: server.generate(name, prompt, **how), prompts)]
+            assert said == [server.generate("alone", prompt, **how) for prompt in prompts]

@@ -21,7 +21,7 @@ import numpy as np
 import openai
 import pytest
 from openai.types.chat import ChatCompletion
-from support.cases.served_models import llama_folder
+from support.cases.served_models import GOLDEN, llama_folder
 from support.processes.commands import Daemon, command, daemon, environment, run
 
 import mesh
@@ -474,6 +474,49 @@ def test_without_a_mesh_one_worker_of_this_machine_computes(folder: Path, tmp_pa
         with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=120) as answer:
             assert json.load(answer)["usage"]["completion_tokens"] == 2
         assert started.stop(signal.SIGTERM) == 0
+
+
+def test_a_model_with_a_drafter_answers_as_it_does_without(client: openai.OpenAI, folder: Path, tmp_path: Path) -> None:
+    draft = llama_folder(tmp_path / "draft", layers=1)
+    arguments = (
+        "serve-model", str(folder), "--draft", str(draft), "--draft-tokens", "3", "--draft-on", "local-1",
+        "--port", "0", "--local", "2", "--engine", "cpu",
+    )  # fmt: skip
+    asked: list[dict[str, Any]] = [
+        {"temperature": 0}, {"seed": 5}, {"seed": 6, "top_p": 0.9, "stop": ["e"]}, {"seed": 7, "n": 3},
+        {"seed": 8, "logprobs": True, "top_logprobs": 2}, {"seed": 9, "frequency_penalty": 1.0},
+    ]  # fmt: skip
+
+    def answers(client: openai.OpenAI) -> list[Any]:
+        said_now = [said(client, max_completion_tokens=24, **more) for more in asked]
+        return [(answer.choices, answer.usage and answer.usage.completion_tokens) for answer in said_now]
+
+    with daemon("coord", *arguments, env=environment(tmp_path), log=tmp_path / "log") as started:
+        url = started.ready["url"] + "/v1"
+        with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as other:
+            assert answers(other) == answers(client)
+        assert started.stop(signal.SIGTERM) == 0, started.log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--draft", "/nowhere"], "there is no folder or file /nowhere"),
+        (["--draft", "GPT2"], "it has 50 tokens, and llama has 512"),
+        (["--draft", "LLAMA", "--draft-on", "anna"], "no worker is called 'anna'. Workers now: local-0"),
+        (["--draft", "LLAMA", "--draft-tokens", "16"], "a step reads chunk = 16 tokens of a text"),
+        (["--draft-on", "local-0"], "draft_on is where the drafter is computed, and there is none"),
+        (["more=LLAMA", "--draft", "LLAMA"], "--draft is for one model"),
+    ],
+)
+def test_a_drafter_that_cannot_be_is_told_and_nothing_is_served(
+    folder: Path, tmp_path: Path, arguments: list[str], says: str
+) -> None:
+    names = {"GPT2": str(GOLDEN / "huggingface" / "gpt2"), "LLAMA": str(folder)}
+    given = [each.replace("LLAMA", names["LLAMA"]).replace("GPT2", names["GPT2"]) for each in arguments]
+    env = environment(tmp_path)
+    found = run("coord", "serve-model", str(folder), *given, "--local", "1", "--engine", "cpu", "--port", "0", env=env)
+    assert found.returncode != OK and says in found.stderr
 
 
 def test_a_signal_ends_a_download(tmp_path: Path) -> None:

@@ -126,18 +126,21 @@ def test_a_cache_is_written_where_it_is_also_inside_a_branch() -> None:
     assert sum(undo.old.nbytes for undo in lent.undo) == WIDTH // 2 * 4, "no more is remembered than was written"
 
 
-@pytest.mark.parametrize("chunk", [1, 4])
+@pytest.mark.parametrize(("chunk", "drafts"), [(1, 0), (4, 0), (8, 2)])
 @pytest.mark.parametrize("make", [CpuEngine, partial(NativeEngine, threads=1)], ids=["cpu", "native"])
-def test_a_step_of_texts_writes_the_rows_of_their_tokens_and_copies_no_cache(make: Any, chunk: int) -> None:
-    model, room = golden_model("mistral"), Room(2, 257, 2048, chunk)
+def test_a_step_of_texts_writes_the_rows_of_their_tokens_and_copies_no_cache(
+    make: Any, chunk: int, drafts: int
+) -> None:
+    model, room = golden_model("mistral"), Room(2, 257, 2048, chunk, 1 + drafts)
     assert model.text is not None
     decoder, ones = model.text.decoder, np.ones(2, np.int32)
     params = {key: handle_array(handle) for key, handle in model.handles.items()}
     table = 1 + np.arange(256, dtype=np.int32).reshape(2, 128)
     feeds = kv_cache_step.feeds(
-        room, np.ones((2, chunk), np.int32), 0 * ones, ones, ones < 0, table, sampling.fed([GREEDY] * 2)
-    )
-    step = kv_cache_step.stepper(decoder, room, params)
+        room, np.ones((2, chunk), np.int32), 0 * ones, ones + drafts, ones < 0, table, sampling.fed([GREEDY] * 2),
+        ones * drafts if drafts else None,
+    )  # fmt: skip
+    step = kv_cache_step.stepper(decoder, room, params, drafts_max=drafts)
     stepping = Stepping(step, kv_cache_step.empty(decoder, room, F32), feeds, "auto")
     graph = stepping.graph
     names = [graph.nodes[index].attrs["name"] for index in (*graph.inputs, *graph.params)]
@@ -147,7 +150,7 @@ def test_a_step_of_texts_writes_the_rows_of_their_tokens_and_copies_no_cache(mak
     engine.run(engine.compile(graph), [caches.get(name, given[name]) for name in names])
     engine.close()
     assert len(caches) == 2 * decoder.layers
-    rows = 2 * decoder.kv_heads * decoder.size * 4  # of a token of both texts
+    rows = 2 * decoder.kv_heads * decoder.size * 4 * (1 + drafts)  # of a token of both texts, and of its drafts
     for cache in caches.values():
         assert cache.output is not None, "a cache was copied"
         assert sum(undo.old.nbytes for undo in cache.undo) == rows

@@ -450,6 +450,7 @@ PURE_FILES = (
     "mesh/inference/logit_adjustment.py",
     "mesh/inference/request_batcher.py",
     "mesh/inference/settings.py",
+    "mesh/inference/speculation.py",
     "mesh/serving/access.py",
     "mesh/serving/api_error.py",
     "mesh/serving/fields.py",

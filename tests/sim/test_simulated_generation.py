@@ -15,6 +15,7 @@ import mesh
 from mesh import Mesh
 from mesh.errors import NodeLost
 from mesh.inference import Generating, Sampling
+from mesh.inference.drafting import Drafter
 from mesh.inference.kv_cache_step import page_bytes
 from mesh.simulation.loop import VirtualLoop
 from wire.ir.dtypes import F32
@@ -103,8 +104,8 @@ async def mischief(cluster: Any, rng: random.Random) -> None:
         cluster.start(name)
 
 
-async def _disturbed(seed: int) -> None:
-    """Texts that come at any time, while workers die and come back."""
+async def _disturbed(seed: int, drafted: bool = False) -> None:
+    """Texts that come at any time, with a drafter or without, while workers die and come back."""
     rng = random.Random(seed)
     async with await Mesh.builder().mesh("sim").simulate(3, seed).build_async() as mesh:
 
@@ -114,7 +115,8 @@ async def _disturbed(seed: int) -> None:
             assert [token async for token in stream] == REFERENCE["tokens"][place][:14]
 
         strategy = rng.choice(("single", "pipeline", "auto"))
-        generating = Generating(mesh, golden_model("llama"), slots=4, strategy=strategy)
+        drafter = Drafter(mesh, golden_model("llama"), slots=4, strategy=strategy) if drafted else None
+        generating = Generating(mesh, golden_model("llama"), slots=4, strategy=strategy, drafter=drafter)
         player = asyncio.create_task(mischief(mesh.simulation, rng))
         await asyncio.gather(*(text(rng.randrange(4)) for _ in range(8)))
         player.cancel()
@@ -123,6 +125,16 @@ async def _disturbed(seed: int) -> None:
 
 def test_texts_that_come_and_go_while_workers_die() -> None:
     run(_disturbed(1))
+
+
+def test_texts_with_a_drafter_that_come_and_go_while_workers_die() -> None:
+    run(_disturbed(1, drafted=True))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(2, 60))
+def test_many_texts_with_a_drafter_that_come_and_go_while_workers_die(seed: int) -> None:
+    run(_disturbed(seed, drafted=True))
 
 
 @pytest.mark.long

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from mesh.inference.continuous_batching import FULL, ROOMY_TOKENS, STOP, Feeds, Slots, TextRequest, bucket
+from mesh.inference.continuous_batching import FULL, ROOMY_TOKENS, STOP, ChosenToken, Feeds, Slots, TextRequest, bucket
 from mesh.inference.kv_pages import NOBODYS, PAGE, pages_for
 from mesh.inference.settings import GREEDY, Room, Sampling
 
@@ -49,7 +49,9 @@ class Worker:
         assert room.pages >= self.room.pages, "a page was lost"
         return Worker(room, self.pool, [self.last[slot] for slot in order])
 
-    def step(self, feeds: Feeds) -> list[int]:
+    def step(self, feeds: Feeds) -> list[list[int]]:
+        assert feeds.drafts is not None
+        behind = [[token] for token in self.last]
         for slot, count in enumerate(feeds.count.tolist()):
             start = int(feeds.start[slot])
             if not count:
@@ -67,23 +69,25 @@ class Worker:
             for further, token in enumerate(given):
                 assert start + further < self.room.length, "written behind the end"
                 self.pool[place(start + further)] = token
-            tokens = [self.pool[place(at)] for at in range(start + count)]
-            self.last[slot] = next_token(tokens, feeds.settings[slot])
-        return list(self.last)
+            tokens, how = [self.pool[place(at)] for at in range(start + count)], feeds.settings[slot]
+            known = start + count - int(feeds.drafts[slot])
+            behind[slot] = [next_token(tokens[:length], how) for length in range(known, start + count + 1)]
+            self.last[slot] = behind[slot][0]
+        return [row + [-1] * (CHUNK - len(row)) for row in behind]
 
 
 def play(
     wishes: list[TextRequest], seed: int, slots_max: int = 4, die: float = 0.0, length_max: int | None = None,
-    pages_max: int = 1 << 20, leave: float = 0.0,
+    pages_max: int = 1 << 20, leave: float = 0.0, right: float | None = None,
 ) -> tuple[list[Room], Slots]:  # fmt: skip
     """Texts come at any time, answers too, the state is lost now and then, and so are people's wishes; every text is as
-    if it were alone.
+    if it were alone.  With `right` texts wait for drafts now and then, which are right in so many cases.
 
     The rooms that the batch had, in turn, and its machine."""
     rng = random.Random(seed)
     slots = Slots(slots_max, CHUNK, length_max, pages_max, min(32, pages_max))
     worker: Worker | None = None
-    coming, answers = list(wishes), list[list[int]]()
+    coming, answers = list(wishes), list[list[list[int]]]()
     heard: dict[int, list[int]] = {wish.number: [] for wish in wishes}
     reasons: dict[int, str] = {}
     rooms: list[Room] = []
@@ -109,6 +113,13 @@ def play(
             slots.lost()
             answers.clear()
             worker = None
+        if right is not None and rng.random() < 0.5:
+            slots.speculate(rng.choice(wishes).number, rng.random() < 0.8)
+        for number, most in slots.due():
+            assert right is not None and most >= 0
+            if rng.random() < 0.5:
+                (wish,) = [wish for wish in wishes if wish.number == number]
+                slots.propose(number, drafts_of(wish, heard[number], rng, right))
         room = slots.wanted()
         if worker is None or room != slots.room:
             while answers:
@@ -134,6 +145,14 @@ def play(
         assert heard[wish.number] == alone(wish)
         assert reasons[wish.number] == (STOP if heard[wish.number][-1] in wish.ends else FULL)
     return rooms, slots
+
+
+def drafts_of(wish: TextRequest, heard: list[int], rng: random.Random, right: float) -> list[int]:
+    """Up to as many drafts as a step has room for, each right in so many cases once those before it are."""
+    tokens = [*wish.prompt, *heard]
+    for _ in range(rng.randrange(CHUNK)):
+        tokens.append(next_token(tokens, wish.sampling) if rng.random() < right else rng.randrange(1000))
+    return tokens[len(wish.prompt) + len(heard) :]
 
 
 def wishes(seed: int, count: int) -> list[TextRequest]:
@@ -165,6 +184,119 @@ def test_texts_that_there_are_too_few_pages_for_wait_and_go_on(seed: int) -> Non
     """The longest text alone fills the pool, and some of them are not wanted any more."""
     most = max(pages_for(len(wish.prompt) + wish.tokens_max - 1) for wish in wishes(seed, 10))
     play(wishes(seed, 10), seed, die=0.02 * (seed % 2), pages_max=1 + most + seed % 5, leave=0.01 * (seed % 3))
+
+
+@pytest.mark.parametrize("right", [0.0, 0.8, 1.0])
+def test_drafts_change_no_text_whether_they_are_right_or_not(right: float) -> None:
+    checked = [one for seed in range(10) for one in play(wishes(seed, 12), seed, right=right)[1].checked]
+    drafted, accepted = (sum(getattr(one, what) for one in checked) for what in ("drafted", "accepted"))
+    assert (
+        drafted > 200 and {0.0: accepted == 0, 0.8: drafted / 2 < accepted < drafted, 1.0: accepted == drafted}[right]
+    )
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_drafts_change_no_text_where_the_state_is_lost_or_there_are_few_pages(seed: int) -> None:
+    most = max(pages_for(len(wish.prompt) + wish.tokens_max - 1) for wish in wishes(seed, 10))
+    pages_max = 1 + most + seed % 5 if seed % 2 else 1 << 20
+    play(wishes(seed, 10), seed, die=0.02 * (seed % 3), pages_max=pages_max, leave=0.01 * (seed % 3), right=0.7)
+
+
+def test_right_drafts_give_a_token_each_and_one_more_in_one_step() -> None:
+    wish = TextRequest(0, (7,), 100, sampling=Sampling(seed=3))
+    slots, heard, steps = Slots(1, CHUNK), list[int](), 0
+    slots.join(wish)
+    slots.speculate(0, True)
+    worker = Worker(slots.wanted())
+    slots.moved(worker.room)
+    true = alone(wish)
+    while not slots.idle:
+        slots.speculate(0, True)
+        for number, most in slots.due():
+            slots.propose(number, true[len(heard) :][: CHUNK - 1])
+            assert most == 99 - len(heard)
+        feeds = slots.ask()
+        assert feeds is not None
+        told = slots.answer(worker.step(feeds))
+        steps += 1
+        heard += [one.token for one in told]
+    assert heard == true and steps == 1 + -(-99 // CHUNK), "the first token comes with the prompt"
+
+
+def test_a_draft_that_ends_a_text_is_its_last_token() -> None:
+    wish = TextRequest(0, (7,), 100, sampling=Sampling(seed=3))
+    true = alone(wish)
+    ending = TextRequest(0, (7,), 100, frozenset({true[2]}), sampling=Sampling(seed=3))
+    slots, heard = Slots(1, CHUNK), list[ChosenToken]()
+    slots.join(ending)
+    worker = Worker(slots.wanted())
+    slots.moved(worker.room)
+    while not slots.idle:
+        feeds = slots.ask()
+        assert feeds is not None
+        heard += slots.answer(worker.step(feeds))
+        slots.speculate(0, True)
+        slots.propose(0, true[1:4])
+    assert [(one.token, one.reason) for one in heard] == [(true[0], ""), (true[1], ""), (true[2], STOP)]
+    assert slots.pages.held == 0
+
+
+def play_drafter(seed: int, pages_max: int = 1 << 20, die: float = 0.0, leave: float = 0.0) -> None:
+    """Texts that rest, and go on again and again from other tokens than they had chosen: what they are told is what
+    follows the true tokens, whatever was there before."""
+    rng = random.Random(seed)
+    slots = Slots(4, CHUNK, None, pages_max, min(32, pages_max), few=2)
+    true = {wish.number: [*wish.prompt, *(rng.randrange(1000) for _ in range(80))] for wish in wishes(seed, 6)}
+    for wish in wishes(seed, 6):
+        slots.join(TextRequest(wish.number, wish.prompt, 80), drafts=True)
+    known = {wish.number: len(wish.prompt) for wish in wishes(seed, 6)}
+    wanted, heard = dict.fromkeys(known, 1), {number: list[int]() for number in known}
+    worker: Worker | None = None
+    answers = list[list[list[int]]]()
+
+    def answer() -> None:
+        for told in slots.answer(answers.pop(0)):
+            tokens = [*true[told.number][: known[told.number]], *heard[told.number]]
+            assert told.token == next_token(tokens, GREEDY) and not told.reason
+            heard[told.number].append(told.token)
+
+    for _ in range(600):
+        for number in list(known):
+            rests = len(heard[number]) == wanted[number]
+            assert len(heard[number]) <= wanted[number]
+            if rng.random() < (0.3 if rests else 0.02):
+                known[number] = min(known[number] + rng.randrange(1, 4), len(true[number]) - 5)
+                if rng.random() < 0.5:  # it had chosen the right ones
+                    true[number][known[number] : known[number] + 5] = [*heard[number], *true[number][-5:]][:5]
+                wanted[number], heard[number] = rng.randrange(1, 5), []
+                slots.go_on(number, true[number][: known[number]], wanted[number])
+        if rng.random() < leave and len(known) > 1:
+            number = rng.choice(list(known))
+            slots.leave(number)
+            del known[number]
+        if worker is not None and rng.random() < die:
+            slots.lost()
+            answers.clear()
+            worker = None
+        room = slots.wanted()
+        if worker is None or room != slots.room:
+            while answers:
+                answer()
+            room = slots.wanted()
+            order = slots.order(room)
+            worker = Worker(room) if worker is None else worker.moved(room, order)
+            slots.moved(room, order)
+        if len(answers) < 3 and (feeds := slots.ask()) is not None:
+            answers.append(worker.step(feeds))
+        if answers and rng.random() < 0.5:
+            answer()
+    assert slots.pages.count <= pages_max
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_text_that_drafts_goes_on_from_what_turned_out_to_be_true(seed: int) -> None:
+    longest = max(pages_for(len(wish.prompt) + 85) for wish in wishes(seed, 6))
+    play_drafter(seed, longest + 3 if seed % 2 else 1 << 20, 0.02 * (seed % 3), 0.005 * (seed % 2))
 
 
 def test_in_a_pool_that_is_too_small_for_two_the_later_one_is_put_back_once() -> None:
