@@ -105,6 +105,7 @@ RENEW_S = 1.0  # at the end, where the mesh has a new authority
 UNREAD_MAX = 5  # answers that nobody could read
 UNREAD_ADVICE = "See whether mesh-coord --version says the same on both machines"
 RETURN_WAITS_S = (0.05, 0.1, 0.2, 0.5)
+BROKEN_MAX, BROKEN_S = 12, 5.0  # links that end one after the other, each so soon after the same question
 MISSING_WAITS_S = (0.05, 0.1, 0.2, 0.5, *(2.0,) * 30)  # before a result is asked for again whose content is not there
 M = TypeVar("M", bound=Message)
 
@@ -495,10 +496,11 @@ class Remote:
 
     async def _ask(self, message: Message, kind: type[M], open_link: Open | None = None) -> M:
         """Ask the coordinator; ask again if the link breaks before the answer, which is safe for every question here.
-        An answer that cannot be read ends a link, too, and is asked for again a few times."""
-        unread = 0
+        A question that ends each link, or whose answer cannot be read, is asked a few times."""
+        loop, unread, broken = asyncio.get_running_loop(), 0, 0
         while True:
             link = await (open_link or self._open)()
+            asked_s = loop.time()
             try:
                 answer = await link.request(message)
             except MeshError as error:
@@ -507,6 +509,14 @@ class Remote:
                     error.next_step = error.next_step or UNREAD_ADVICE
                     raise
                 if link.closed and isinstance(error, RemoteError):
+                    broken = broken + 1 if loop.time() - asked_s < BROKEN_S else 1
+                    if broken == BROKEN_MAX:
+                        raise NodeLost(
+                            f"the link to the coordinator ended {broken} times, each time as it was asked the same",
+                            cause=str(error),
+                            next_step="Look at the coordinator's log",
+                        ) from None
+                    await asyncio.sleep((0.0, *RETURN_WAITS_S)[min(broken - 1, len(RETURN_WAITS_S))])
                     continue
                 error.node = "" if error.node == link.peer.name else error.node  # only workers are worth naming
                 raise

@@ -1,4 +1,5 @@
-"""The result of a job whose content is gone as it is fetched is asked for again, and not for ever."""
+"""Results whose content is gone as it is fetched, and questions that end the link, are asked for again, but not for
+ever."""
 
 from __future__ import annotations
 
@@ -9,10 +10,10 @@ from typing import Any, cast
 
 import pytest
 
-from mesh.backends.remote import MISSING_WAITS_S, Remote
+from mesh.backends.remote import BROKEN_MAX, BROKEN_S, MISSING_WAITS_S, Remote
 from mesh.simulation.loop import VirtualLoop
-from wire.errors import BlobMissing
-from wire.protocol.messages import JobResult, NamedValue
+from wire.errors import BlobMissing, NodeLost, RemoteError
+from wire.protocol.messages import JobResult, Jobs, NamedValue
 
 
 @pytest.mark.parametrize("missing", [0, 3, 1 << 30])
@@ -46,3 +47,41 @@ def test_it_is_asked_for_again_after_a_pause_and_no_more_than_so_often(missing: 
         runner.run(story())
     assert len(asked_s) == 1 + min(missing, len(MISSING_WAITS_S))
     assert all(later > before for before, later in itertools.pairwise(asked_s))
+
+
+@pytest.mark.parametrize(
+    ("breaks", "after_s", "answered"),
+    [(1, 0.0, True), (BROKEN_MAX - 1, 0.0, True), (1 << 30, 0.0, False), (5 * BROKEN_MAX, BROKEN_S, True)],
+    ids=["once", "a few times", "always", "often, but each link lasted"],
+)
+def test_a_question_that_ends_each_link_is_not_asked_for_ever(breaks: int, after_s: float, answered: bool) -> None:
+    asked_s = list[float]()
+
+    async def request(link: Any) -> Jobs:
+        asked_s.append(asyncio.get_running_loop().time())
+        await asyncio.sleep(after_s)
+        if len(asked_s) <= breaks:
+            link.closed = True
+            raise RemoteError("the link ended")
+        return Jobs(())
+
+    async def story() -> None:
+        async def link() -> Any:
+            made = SimpleNamespace(closed=False, peer=SimpleNamespace(name="coordinator"))
+            made.request = lambda _: request(made)
+            return made
+
+        remote = cast(Any, Remote.__new__(Remote))
+        remote._open = link
+        async with asyncio.timeout(3600):
+            if answered:
+                assert await remote.jobs() == ()
+            else:
+                with pytest.raises(NodeLost, match=f"{BROKEN_MAX} times.*log"):
+                    await remote.jobs()
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(story())
+    assert len(asked_s) == (breaks + 1 if answered else BROKEN_MAX)
+    if len(asked_s) > 2:
+        assert asked_s[-1] - asked_s[1] > 0, "there are pauses"
