@@ -325,6 +325,12 @@ HTTP_READER = Deadline(
     seconds=30.0,
 )
 
+MODEL_LOADING = Deadline(
+    "serve",
+    "A request to a server of models waits for its model, which is not on the workers, to be loaded.",
+    "It is refused with 503 and told when to ask again. The model goes on being loaded.",
+    seconds=300.0,
+)
 CHAT_ANSWER = Deadline(
     "serve",
     "`mesh-coord chat` waits for the next piece of an answer, its turn in the queue included.",

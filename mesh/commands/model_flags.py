@@ -47,6 +47,10 @@ def serve_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--strategy", default="auto", help="how the model is placed on the workers (default: %(default)s)"
     )
+    idle = (
+        "unload a model from the workers once nobody has asked for it so long, such as 10m; the next request loads it"
+    )
+    parser.add_argument("--unload-after", default="", metavar="TIME", help=f"{idle} (default: it stays)")
     parser.add_argument("--max-body", default="16MiB", metavar="SIZE", help="largest request (default: %(default)s)")
     parser.add_argument("--require-key", action="store_true", help="also require a key of programs of this machine")
     parser.add_argument("--tls-cert", default="", metavar="FILE", help="serve HTTPS with this certificate (PEM)")

@@ -6,10 +6,12 @@ import argparse
 import asyncio
 import contextlib
 import json
+import logging
+import signal
 import sys
 from pathlib import Path
 
-from wire.errors import ConfigError, ConnectFailed, InputError
+from wire.errors import ConfigError, ConnectFailed, InputError, MeshError
 from wire.link.address_policy import is_loopback
 from wire.security.tls import web_context
 from wire.system.signals import watch_signals
@@ -22,7 +24,7 @@ from ..serving.access import Access
 from ..serving.api_keys import ApiKeys
 from ..serving.http_server import Listening
 from ..serving.model_server import AsyncModelServer
-from ..util.units import parse_size
+from ..util.units import parse_duration, parse_size
 from .exit_codes import OK
 from .find_coordinator import connect, named
 from .flags import mesh_name
@@ -30,6 +32,8 @@ from .keys import keys_file
 from .output import say, say_lines
 from .progress import download_progress
 from .web_certificate import WebCertificate, names_here
+
+log = logging.getLogger("graph_mesh.serving")
 
 Options = argparse.Namespace
 
@@ -54,20 +58,40 @@ async def _serve(
         strategy=options.strategy, kv_budget=options.kv_budget or None, draft=draft, draft_tokens=options.draft_tokens,
         draft_on=options.draft_on or None,
     )  # fmt: skip
+    unload_after_s = parse_duration(options.unload_after) if options.unload_after else None
     own = await _mesh(options)
     keeping = asyncio.create_task(certificate.keep()) if certificate else None
     try:
         async with AsyncModelServer(own, listening) as server:
             for name, path in models.items():
                 _tell(options, f"loading {name} from {path}")
-                await server.load_model(name, path, how)
+                await server.load_model(name, path, how, unload_after_s)
             _tell_ready(options, server.url, list(models), listening)
-            await stopped.wait()
+            async with asyncio.TaskGroup() as group:
+                reloading = group.create_task(_reload_at_signals(options, server, list(models)))
+                await stopped.wait()
+                reloading.cancel()
     finally:
         if keeping is not None:
             keeping.cancel()
         await own.close()
     return OK
+
+
+async def _reload_at_signals(options: Options, server: AsyncModelServer, models: list[str]) -> None:
+    """Load all models anew, one after the other, whenever SIGHUP says so; what fails stays as it was."""
+    asked = asyncio.Event()
+    if hasattr(signal, "SIGHUP"):
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, asked.set)
+    while True:
+        await asked.wait()
+        asked.clear()
+        for name in models:
+            try:
+                await server.reload_model(name)
+                _tell(options, f"{name} is loaded anew")
+            except MeshError as error:
+                log.warning("%s could not be loaded anew, and stays as it was: %s", name, error)
 
 
 async def _mesh(options: Options) -> AsyncMesh:

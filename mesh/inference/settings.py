@@ -70,7 +70,7 @@ class Options:
     batched : bool, optional
         Whether the first axis of inputs and outputs is one of rows that do not depend on each other; by default as the
         model's file says, and False on a reproducible mesh.
-    strategy : str, optional
+    strategy : str or Strategy, optional
         How a call is placed, as for `Mesh.run`.
     mode : str, optional
         Where a call is computed, as for `Mesh.run`.
@@ -109,7 +109,7 @@ class Options:
     replicas: int = 1
     chunk: int = 16
     batched: bool | None = None
-    strategy: str = "auto"
+    strategy: str | Strategy = "auto"
     mode: str = "auto"
     copies: str | None = None
     kv_budget: int | str | None = None

@@ -39,7 +39,7 @@ async def messages(call: Call) -> Reply:
     answer = await model.begin(await asked(model, chat, how), call.client)
     head = {"id": call.new_id("msg_"), "type": "message", "role": "assistant", "model": model.facts.name}
     if stream:
-        return StreamReply(EVENT_STREAM, _frames(head, answer), _failed, answer.close)
+        return StreamReply(EVENT_STREAM, _frames(head, answer), failed_message, answer.close)
     (said,) = await whole(answer)
     content: list[dict[str, Any]] = [{"type": "text", "text": said.text}] if said.text or not said.calls else []
     content += [{**_tool_use(called), "input": json.loads(called.call.arguments)} for called in said.calls]
@@ -142,7 +142,8 @@ def _tool_use(called: ToolCalled) -> dict[str, Any]:
     return {"type": "tool_use", "id": called.call_id, "name": called.call.name, "input": {}}
 
 
-def _failed(error: ApiError) -> bytes:
+def failed_message(error: ApiError) -> bytes:
+    """An error in the middle of a stream."""
     return _frame("error", **anthropic_shape(error))
 
 

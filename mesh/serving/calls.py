@@ -19,6 +19,8 @@ class Models(Protocol):
 
     def facts(self) -> list[ModelFacts]: ...
 
+    def resident(self) -> list[tuple[ModelFacts, float | None]]: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Call:

@@ -13,7 +13,7 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,7 @@ from .api_error import ApiError, api_error
 from .api_keys import ApiKeys
 from .calls import Call, Models
 from .page import FILES, HEADERS
-from .replies import JsonReply, StreamReply, to_json
+from .replies import EVENT_STREAM, JsonReply, Reply, StreamReply, to_json
 from .routes import ROUTES, Route, Shape, found, shape_of
 
 log = logging.getLogger("graph_mesh.serving")
@@ -43,6 +43,8 @@ COMMON_HEADERS: Mapping[str, str] = {
     "X-Content-Type-Options": "nosniff",
 }
 DEPTH_MAX = 100  # of arrays and objects within each other: what reads them calls itself
+QUIET_S = 10.0  # after which a stream that has nothing to say has a comment
+COMMENT = b": waiting\n\n"
 NO_BODY = ("GET", "HEAD", "OPTIONS")
 
 
@@ -61,6 +63,7 @@ class Listening:
     headers_s: float = HTTP_HEADERS.seconds
     body: Deadline = HTTP_BODY
     reader_s: float = HTTP_READER.seconds
+    quiet_s: float = QUIET_S
 
 
 class HttpServer:
@@ -137,7 +140,16 @@ class HttpServer:
         route, named = found(self._routes, "GET" if request.method == "HEAD" else request.method, request.path)
         body = None if request.method in NO_BODY else await self._body(request)
         call = Call(self._models, body, named, client, _now_s, time.monotonic_ns, _new_id, _new_seed)
-        reply = await route.answer(call)
+        answering = asyncio.ensure_future(route.answer(call))
+        try:
+            if route.stream_failed is not None and isinstance(body, dict) and body.get("stream") is True:
+                await asyncio.wait([answering], timeout=self._listening.quiet_s)
+                if not answering.done():
+                    return await self._streamed(request, _late(answering, route.stream_failed))
+            reply = await answering
+        except BaseException:
+            answering.cancel()
+            raise
         if isinstance(reply, JsonReply):
             data = await asyncio.to_thread(to_json, reply.data)  # thousands of embeddings take a while
             return _whole(data, 200, dict(reply.headers) | self._cors(request))
@@ -213,11 +225,15 @@ class HttpServer:
     async def _streamed(self, request: web.BaseRequest, reply: StreamReply) -> web.StreamResponse:
         headers = {"Content-Type": reply.content_type, **COMMON_HEADERS, **self._cors(request)}
         response = web.StreamResponse(headers=headers)
+        sent, keeping = asyncio.Event(), None
         try:
             await self._sent(request, response.prepare(request))
+            if reply.content_type == EVENT_STREAM:
+                keeping = asyncio.ensure_future(self._keep_alive(request, response, sent))
             async with contextlib.aclosing(reply.frames) as frames:  # type: ignore[type-var]
                 try:
                     async for frame in frames:
+                        sent.set()
                         await self._sent(request, response.write(frame))
                 except (ConnectionError, _TooSlow):
                     raise
@@ -232,8 +248,19 @@ class HttpServer:
             if request.transport is not None:
                 request.transport.abort()
         finally:
+            if keeping is not None:
+                keeping.cancel()
             reply.close()
         return response
+
+    async def _keep_alive(self, request: web.BaseRequest, response: web.StreamResponse, sent: asyncio.Event) -> None:
+        """Send a comment whenever nothing was sent for a while: clients and proxies give up streams without a word."""
+        while True:
+            await asyncio.sleep(self._listening.quiet_s)
+            if not sent.is_set():
+                with contextlib.suppress(ConnectionError, _TooSlow):  # whoever sends the answer finds that, too
+                    await self._sent(request, response.write(COMMENT))
+            sent.clear()
 
     async def _sent(self, request: web.BaseRequest, sending: Awaitable[Any]) -> None:
         """Wait until the client takes more; a client that does not read for too long is dropped."""
@@ -248,6 +275,26 @@ class HttpServer:
         origin = request.headers.get("Origin")
         allowed = origin is not None and origin in self._listening.access.origins
         return {"Access-Control-Allow-Origin": origin or "", "Vary": "Origin"} if allowed else {}
+
+
+def _late(answering: asyncio.Future[Reply], failed: Callable[[ApiError], bytes]) -> StreamReply:
+    """The stream of a reply that is not there yet; what goes wrong until then is told in the stream."""
+
+    async def frames() -> AsyncIterator[bytes]:
+        reply = await answering
+        assert isinstance(reply, StreamReply)
+        async with contextlib.aclosing(reply.frames) as late:  # type: ignore[type-var]
+            async for frame in late:
+                yield frame
+
+    def close() -> None:
+        answering.cancel()
+        if not answering.cancelled() and answering.done() and answering.exception() is None:
+            reply = answering.result()
+            if isinstance(reply, StreamReply):
+                reply.close()
+
+    return StreamReply(EVENT_STREAM, frames(), failed, close)
 
 
 def _whole(data: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:

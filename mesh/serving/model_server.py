@@ -10,15 +10,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from wire.addresses import shown
 from wire.errors import InputError
+from wire.policy.strategies import Strategy
 
 from ..client.async_mesh import AsyncMesh
 from ..client.mesh import Mesh
-from ..inference.settings import Options
+from ..inference.settings import Options, number
 from ..models.load import load
 from ..models.model import Model
 from ..util.annotation_checks import checked
@@ -29,6 +32,8 @@ from .http_server import HttpServer, Listening
 from .openai_models import no_model
 from .served_embedding import ServedEmbedding, embeds, serve_embedding
 from .served_text import ModelFacts, ServedText, serve_text
+
+log = logging.getLogger("graph_mesh.serving")
 
 PORT = 7200
 LOADING_S = 5  # what a client is asked to wait for a model that is being loaded
@@ -57,8 +62,13 @@ class Served:
         return found
 
     def facts(self) -> list[ModelFacts]:
-        """What is told of each model, in the order in which they were loaded."""
+        """What is told of each model, on the workers or not, in the order in which they were loaded."""
         return [model.facts for model in self.by_name.values()]
+
+    def resident(self) -> list[tuple[ModelFacts, float | None]]:
+        """The models that are on the workers, with the seconds for which they stay if nobody asks; None: for ever."""
+        there = [model for model in self.by_name.values() if model.residence.there]
+        return [(model.facts, model.residence.left_s) for model in there]
 
     def _found(self, name: str) -> ServedText | ServedEmbedding | None:
         found = self.by_name.get(name) or self.by_name.get(name.removesuffix(":latest"))
@@ -86,6 +96,8 @@ class AsyncModelServer:
         self._listening = listening
         self._served = Served()
         self._http = HttpServer(self._served, listening)
+        self._loaded_from: dict[str, _Source] = {}
+        self._retiring: set[asyncio.Task[None]] = set()
         self._port = 0
 
     async def start(self) -> int:
@@ -99,33 +111,77 @@ class AsyncModelServer:
         scheme = "http" if self._listening.tls is None else "https"
         return f"{scheme}://{shown(self._listening.host)}:{self._port}"
 
-    async def load_model(self, name: str, model: str | Path | Model, options: Options = Options()) -> ModelFacts:
-        """Serve a model under a name; InputError for a name that is taken, or a model that neither goes on with texts
-        nor embeds them."""
+    async def load_model(
+        self, name: str, model: str | Path | Model, options: Options = Options(), unload_after_s: float | None = None
+    ) -> ModelFacts:
+        """Serve a model under a name.  It is on the workers from its first request on, and until nobody has asked for
+        `unload_after_s` (None: as long as the server).  InputError for a name that is taken, or a model that neither
+        goes on with texts nor embeds them."""
         if not isinstance(name, str) or not name or len(name) > NAME_CHARACTERS_MAX or not name.isprintable():
             raise InputError(f"a model's name has 1 to {NAME_CHARACTERS_MAX} characters that print, got {name!r:.80}")
         if name in self._served.by_name or name in self._served.loading:
             raise InputError(f"a model is called {name!r} already", next_step="Unload it first, or choose another name")
         self._served.loading.add(name)
         try:
-            loaded = await asyncio.to_thread(_loaded, model)
-            served = await self._serve(name, loaded, model, options)
-            self._served.by_name[name] = served
+            source = _Source(model, options, unload_after_s)
+            served = await self._serve(name, source)
+            self._served.by_name[name], self._loaded_from[name] = served, source
         finally:
             self._served.loading.discard(name)
         return served.facts
 
+    async def reload_model(
+        self, name: str, model: str | Path | Model | None = None, options: Options | None = None
+    ) -> ModelFacts:
+        """Load a model anew, on the workers that there are now, while requests go on: what has begun ends where it is,
+        and what comes then goes to the new one.  No request fails.
+
+        `model` and `options` are those of before by default.  InputError for a name that is not served; where the new
+        one cannot be loaded, the error of that, and the old one stays.
+        """
+        old = self._known(name)
+        before = self._loaded_from[name]
+        source = replace(before, model=before.model if model is None else model, options=options or before.options)
+        new = await self._serve(name, source)
+        try:
+            if old.residence.there:
+                stay = new.residence.enter()  # who asks next need not wait
+                try:
+                    await stay.ready()
+                finally:
+                    stay.end()
+            if self._served.by_name.get(name) is not old:
+                raise InputError(f"the model {name!r} was unloaded, or loaded anew, meanwhile")
+            if type(old) is not type(new):
+                raise InputError(f"{name!r} goes on with texts or embeds them, and the new model does the other")
+        except BaseException:
+            await new.close()
+            raise
+        old.successor = new
+        self._served.by_name[name], self._loaded_from[name] = new, source
+        log.info("%s is loaded anew", name)
+        retiring = asyncio.get_running_loop().create_task(_retired(old))
+        self._retiring.add(retiring)
+        retiring.add_done_callback(self._retiring.discard)
+        return new.facts
+
+    async def _reload(self, name: str, model: str | Path | Model | None, strategy: str | Strategy | None) -> None:
+        self._known(name)
+        options = self._loaded_from[name].options
+        await self.reload_model(name, model, options if strategy is None else replace(options, strategy=strategy))
+
     async def unload_model(self, name: str) -> None:
         """Cancel the requests of a model, and free its memory on the workers."""
-        served = self._served.by_name.pop(name, None)
-        if served is None:
-            known = ", ".join(self._served.by_name) or "none"
-            raise InputError(f"no model is called {name!r}", next_step=f"Loaded: {known}")
+        served = self._known(name)
+        del self._served.by_name[name]
         await served.close()
 
     async def close(self) -> None:
         """Cancel all requests, and unload all models."""
         await self._http.close()
+        for task in self._retiring:
+            task.cancel()
+        await asyncio.gather(*self._retiring, return_exceptions=True)
         while self._served.by_name:
             await self._served.by_name.popitem()[1].close()
 
@@ -136,21 +192,46 @@ class AsyncModelServer:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _serve(
-        self, name: str, model: Model, source: str | Path | Model, options: Options
-    ) -> ServedText | ServedEmbedding:
+    def _known(self, name: str) -> ServedText | ServedEmbedding:
+        served = self._served.by_name.get(name)
+        if served is None:
+            known = ", ".join(self._served.by_name) or "none"
+            raise InputError(f"no model is called {name!r}", next_step=f"Loaded: {known}")
+        return served
+
+    async def _serve(self, name: str, source: _Source) -> ServedText | ServedEmbedding:
+        model = await asyncio.to_thread(_loaded, source.model)
+        options, keep_s = source.options, source.unload_after_s
         if model.text is not None:
             facts = await asyncio.to_thread(_facts, name, model, model.text.folder, "text")
-            return await serve_text(self._mesh, facts, model, options)
+            return await serve_text(self._mesh, facts, model, options, keep_s)
         if options.draft is not None:
             raise InputError(f"{model.name or name} has no drafter: it does not generate text")
-        if embeds(model) and not isinstance(source, Model):
-            facts = await asyncio.to_thread(_facts, name, model, Path(source), "embedding")
-            return await serve_embedding(self._mesh, facts, model, Path(source), options)
+        if embeds(model) and not isinstance(source.model, Model):
+            folder = Path(source.model)
+            facts = await asyncio.to_thread(_facts, name, model, folder, "embedding")
+            return await serve_embedding(self._mesh, facts, model, folder, options, keep_s)
         raise InputError(
             f"{model.name or name} is neither a language model nor an encoder from a folder",
             next_step="InferenceServer serves any model to Python programs",
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What a model was loaded from, and how."""
+
+    model: str | Path | Model
+    options: Options
+    unload_after_s: float | None
+
+
+async def _retired(served: ServedText | ServedEmbedding) -> None:
+    """Let the requests of a model end, and free what it has on the workers."""
+    try:
+        await served.residence.drained()
+    finally:
+        await served.close()
 
 
 class ModelServer:
@@ -227,11 +308,12 @@ class ModelServer:
         queue: int = 64,
         replicas: int = 1,
         chunk: int = 16,
-        strategy: str = "auto",
+        strategy: str | Strategy = "auto",
         kv_budget: int | str | None = None,
         draft: str | Path | Model | None = None,
         draft_tokens: int = 4,
         draft_on: str | None = None,
+        unload_after_s: float | None = None,
     ) -> None:
         """Serve a model under a name.
 
@@ -250,7 +332,7 @@ class ModelServer:
             How often a language model is there, each time on workers of its own where there are enough.
         chunk : int, optional
             Tokens of a prompt that one step reads.
-        strategy : str, optional
+        strategy : str or Strategy, optional
             How a step is placed, as for `Mesh.run`.
         kv_budget : int or str, optional
             The most memory for keys and values of a replica's texts, in bytes or as "4GiB"; by default a
@@ -262,17 +344,62 @@ class ModelServer:
             The most drafts of a text that a step checks.
         draft_on : str, optional
             The worker that computes the drafter; by default the one that is predicted to be fastest.
+        unload_after_s : float, optional
+            Seconds after which a model that nobody asks for is unloaded from the workers; the next request has it
+            loaded again.  None: it stays.
 
         Raises
         ------
         InputError
             If the name is taken, an option is wrong, or the model is of neither kind.
+
+        Notes
+        -----
+        Weights go to the workers when they are first needed.
         """
+        if unload_after_s is not None:
+            number(unload_after_s, "unload_after_s")
         options = Options(
             max_batch=max_batch, queue=queue, replicas=replicas, chunk=chunk, strategy=strategy, kv_budget=kv_budget,
             draft=draft, draft_tokens=draft_tokens, draft_on=draft_on,
         )  # fmt: skip
-        self._mesh.wait(self._async.load_model(name, model, options))
+        self._mesh.wait(self._async.load_model(name, model, options, unload_after_s))
+
+    @checked
+    def reload_model(
+        self, name: str, model: str | Path | Model | None = None, *, strategy: str | Strategy | None = None
+    ) -> None:
+        """Load a model anew while requests go on, on the workers that there are now.
+
+        What has begun ends where it is, and what comes then goes to the new one.  No request fails.
+
+        Parameters
+        ----------
+        name : str
+            Its name on this server.
+        model : str, Path or Model, optional
+            What to load; by default what was loaded before, which may have changed on disk.
+        strategy : str or Strategy, optional
+            How a step is placed from then on, such as `mesh.Auto(workers=("anna",))`; as before by default.
+
+        Raises
+        ------
+        InputError
+            If no model has this name, or the new one is of the other kind.
+        PlacementError
+            If the workers have no memory for both; the old one stays.
+
+        Examples
+        --------
+        >>> import mesh
+        >>> with mesh.Mesh.builder().build() as m, mesh.ModelServer(m, port=0) as server:
+        ...     try:
+        ...         server.reload_model("llama")
+        ...     except mesh.MeshError as error:
+        ...         print(error)
+        no model is called 'llama'. Loaded: none
+        """
+        self._mesh.wait(self._async._reload(name, model, strategy))
 
     def unload_model(self, name: str) -> None:
         """Cancel the requests of a model, and free its memory on the workers.

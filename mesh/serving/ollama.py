@@ -6,6 +6,7 @@ Answers are lines of JSON.  Times are in nanoseconds.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -22,9 +23,23 @@ from .grammar import ANY_OBJECT, Grammar
 from .openai_chat import SEED_MAX, TOKENS_LIMIT, TOP_K_MAX
 from .openai_completions import read_prompts
 from .replies import JSON_LINES, JsonReply, Reply, StreamReply, line_frame
-from .served_text import ModelFacts
+from .residence import Keep
+from .served_text import ModelFacts, ServedText
 
 REPEAT_LAST = 64  # tokens for which penalties count, where the request does not say
+NEVER = "2318-10-22T00:00:00Z"  # when a model goes that stays
+KEEP_S_MAX = 1e9
+DURATION_S: Mapping[str, float] = {
+    "ns": 1e-9,
+    "us": 1e-6,
+    "µs": 1e-6,
+    "ms": 1e-3,
+    "s": 1.0,
+    "m": 60.0,
+    "h": 3600.0,
+    "": 1.0,
+}
+DURATION = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h|(?=$))")
 VERSION = "0.12.0"  # the version of Ollama whose interface this is
 # What only says how Ollama computes; it changes nothing here.
 COMPUTING = frozenset(
@@ -54,12 +69,12 @@ async def chat(call: Call) -> Reply:
     given = fields.items("messages")
     told = [_message(Fields(each, f"messages[{place}]")) for place, each in enumerate(given)]
     talk = Conversation(told, read_tools(fields), format=_format(fields), template=_thinking(fields))
-    how, stream = _how(fields, call), fields.boolean("stream", True)
+    how, stream, keep_s = _how(fields, call), fields.boolean("stream", True), _keep(fields)
     fields.done()
     if not told:
-        return _loaded(model.facts.name, call, _chat_piece("", ()))
+        return await _loaded(model, keep_s, call, _chat_piece("", ()))
     began_ns = call.clock_ns()
-    answer = await model.begin(await asked(model, talk, how), call.client)
+    answer = await model.begin(await asked(model, talk, how), call.client, keep_s)
     return await _replied(_Head(model.facts.name, "message", began_ns, call), answer, stream, _chat_piece)
 
 
@@ -70,10 +85,10 @@ async def generate(call: Call) -> Reply:
     prompt, system = fields.text("prompt", ""), fields.text("system", "")
     raw, form = fields.boolean("raw", False), _format(fields)
     template = _thinking(fields)
-    how, stream = _how(fields, call), fields.boolean("stream", True)
+    how, stream, keep_s = _how(fields, call), fields.boolean("stream", True), _keep(fields)
     fields.done()
     if not prompt:
-        return _loaded(model.facts.name, call, _text_piece("", ()))
+        return await _loaded(model, keep_s, call, _text_piece("", ()))
     if raw or model.template is None:
         if system:
             raise wrong("system needs a chat template", "system")
@@ -83,7 +98,7 @@ async def generate(call: Call) -> Reply:
         talk = Conversation([*told, {"role": "user", "content": prompt}], format=form, template=template)
         request = await asked(model, talk, how)
     began_ns = call.clock_ns()
-    answer = await model.begin(request, call.client)
+    answer = await model.begin(request, call.client, keep_s)
     return await _replied(_Head(model.facts.name, "response", began_ns, call), answer, stream, _text_piece)
 
 
@@ -92,11 +107,11 @@ async def embed(call: Call) -> Reply:
     fields = Fields(call.body)
     model = call.models.embedding(fields.text("model"))
     texts = read_prompts(fields.get("input"), "input")
-    cut = fields.boolean("truncate", True)
+    cut, keep_s = fields.boolean("truncate", True), _keep(fields)
     _options(fields)
     fields.done()
     began_ns = call.clock_ns()
-    rows, tokens = await model.embed(texts, call.client, cut)
+    rows, tokens = await model.embed(texts, call.client, cut, keep_s)
     took = {"total_duration": call.clock_ns() - began_ns, "load_duration": 0, "prompt_eval_count": tokens}
     return JsonReply({"model": model.facts.name, "embeddings": rows.tolist(), **took})
 
@@ -107,11 +122,13 @@ async def tags(call: Call) -> Reply:
 
 
 async def running(call: Call) -> Reply:
-    """List the models that are in memory, which is all of them."""
-    never = "2318-10-22T00:00:00Z"
-    return JsonReply(
-        {"models": [{**_listed(facts), "size_vram": 0, "expires_at": never} for facts in call.models.facts()]}
-    )
+    """List the models that are on the workers."""
+    there = [(facts, NEVER if left_s is None else _time(call.now_s() + left_s)) for facts, left_s in _resident(call)]
+    return JsonReply({"models": [{**_listed(facts), "size_vram": 0, "expires_at": until} for facts, until in there]})
+
+
+def _resident(call: Call) -> list[tuple[ModelFacts, float | None]]:
+    return call.models.resident()
 
 
 async def show(call: Call) -> Reply:
@@ -191,6 +208,20 @@ def _penalties(options: Fields) -> LogitAdjustment | None:
     last = options.integer("repeat_last_n", -1, TOKENS_LIMIT, REPEAT_LAST)
     adjustment = LogitAdjustment((), presence, frequency, repeat, TOKENS_LIMIT if last < 0 else last)
     return None if adjustment.neutral else adjustment
+
+
+def _keep(fields: Fields) -> float | Keep | None:
+    """How long the model stays after this request: seconds, or a text such as "10m"; None where that is below 0."""
+    given = fields.get("keep_alive")
+    if given is None:
+        return Keep.AS_EVER
+    if isinstance(given, int | float) and not isinstance(given, bool):
+        return None if given < 0 else min(float(given), KEEP_S_MAX)
+    parts = DURATION.findall(given) if isinstance(given, str) else []
+    if not parts or "".join(map("".join, parts)) != given.removeprefix("-"):
+        raise fields.wrong("keep_alive", 'seconds, or a text such as "10m" or "1h30m"', given)
+    seconds = sum(float(number) * DURATION_S[unit] for number, unit in parts)
+    return None if given.startswith("-") else min(seconds, KEEP_S_MAX)
 
 
 def _options(fields: Fields) -> Fields:
@@ -291,10 +322,17 @@ async def _lines(head: _Head, answer: Answer, piece: Piece) -> AsyncIterator[byt
             yield line_frame(head.last(piece("", ()), event.reason, answer, first_ns))
 
 
-def _loaded(model: str, call: Call, piece: Mapping[str, Any]) -> Reply:
-    """The answer to a request that says nothing, by which Ollama's programs have a model loaded."""
-    head = _Head(model, "", 0, call)
-    return JsonReply({**head.line(piece, True), "done_reason": "load"})
+async def _loaded(model: ServedText, keep_s: float | Keep | None, call: Call, piece: Mapping[str, Any]) -> Reply:
+    """The answer to a request that says nothing, by which Ollama's programs have a model loaded, or unloaded."""
+    head = _Head(model.facts.name, "", 0, call)
+    if keep_s == 0 and not model.residence.there:
+        return JsonReply({**head.line(piece, True), "done_reason": "unload"})
+    stay = model.residence.enter(keep_s)
+    try:
+        await stay.ready()
+    finally:
+        stay.end()
+    return JsonReply({**head.line(piece, True), "done_reason": "unload" if keep_s == 0 else "load"})
 
 
 def _listed(facts: ModelFacts) -> dict[str, Any]:
@@ -312,5 +350,5 @@ def _details(facts: ModelFacts) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _time(seconds: int) -> str:
+def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")

@@ -9,7 +9,7 @@ from typing import Any
 from ..inference.logit_adjustment import BIAS_MAX, BIASES_MAX, PENALTY_MAX, LogitAdjustment
 from ..inference.settings import Sampling
 from .answer import Answer, Ended, Event, Said, ScoredToken, TextPiece, TextRequest, ToolCalled, Usage, whole
-from .api_error import openai_shape, wrong
+from .api_error import ApiError, openai_shape, wrong
 from .calls import Call
 from .conversation import Conversation, asked, is_continued, read_format, read_messages, read_tool_choice, read_tools
 from .fields import Fields
@@ -50,11 +50,14 @@ async def chat_completions(call: Call) -> Reply:
     answer = await model.begin(await asked(model, chat, how), call.client)
     head = Head(call.new_id("chatcmpl-"), call.now_s(), model.facts.name, wanted)
     if stream:
-        return StreamReply(
-            EVENT_STREAM, _frames(head, answer, usage), lambda error: data_frame(openai_shape(error)), answer.close
-        )
+        return StreamReply(EVENT_STREAM, _frames(head, answer, usage), failed_frame, answer.close)
     choices = [_choice(place, said, wanted) for place, said in enumerate(await whole(answer))]
     return JsonReply({**head.fields("chat.completion"), "choices": choices, "usage": usage_of(answer.usage)})
+
+
+def failed_frame(error: ApiError) -> bytes:
+    """An error in the middle of a stream."""
+    return data_frame(openai_shape(error))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ from itertools import accumulate
 from typing import Any
 
 from .answer import Answer, Ended, ScoredToken, TextPiece, TextRequest, whole
-from .api_error import openai_shape, wrong
+from .api_error import wrong
 from .calls import Call
 from .conversation import read_format
 from .fields import Fields, whole_characters
-from .openai_chat import Head, read_adjustment, read_sampling, read_tokens_max, usage_of, wants_usage
+from .openai_chat import Head, failed_frame, read_adjustment, read_sampling, read_tokens_max, usage_of, wants_usage
 from .replies import DONE, EVENT_STREAM, JsonReply, Reply, StreamReply, data_frame
 from .served_text import CHOICES_MAX
 
@@ -36,9 +36,7 @@ async def completions(call: Call) -> Reply:
     answer = await model.begin(how, call.client)
     head = Head(call.new_id("cmpl-"), call.now_s(), model.facts.name, likeliest is not None)
     if stream:
-        return StreamReply(
-            EVENT_STREAM, _frames(head, answer, usage), lambda error: data_frame(openai_shape(error)), answer.close
-        )
+        return StreamReply(EVENT_STREAM, _frames(head, answer, usage), failed_frame, answer.close)
     choices = [
         _choice(head, place, said.text, said.scores, said.reason) for place, said in enumerate(await whole(answer))
     ]

@@ -35,7 +35,7 @@ async def responses(call: Call) -> Reply:
     }  # fmt: skip
     head = _Head(call.new_id("resp_"), call.now_s(), model.facts.name, told, call.new_id)
     if stream:
-        return StreamReply(EVENT_STREAM, _frames(head, answer), _failed, answer.close)
+        return StreamReply(EVENT_STREAM, _frames(head, answer), failed_response, answer.close)
     (said,) = await whole(answer)
     items = [_message(head.new_id("msg_"), said.text)] if said.text or not said.calls else []
     items += [_call_item(head.new_id("fc_"), called) for called in said.calls]
@@ -124,7 +124,8 @@ def _call_item(item_id: str, called: ToolCalled) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _failed(error: ApiError) -> bytes:
+def failed_response(error: ApiError) -> bytes:
+    """An error in the middle of a stream."""
     told = openai_shape(error)["error"]
     return named_frame("error", {"type": "error", "code": told["code"], "message": told["message"], "param": None})
 

@@ -9,14 +9,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .anthropic_messages import count_tokens, messages
+from .anthropic_messages import count_tokens, failed_message, messages
 from .api_error import ApiError, anthropic_shape, ollama_shape, openai_shape
 from .calls import Call
 from .ollama import chat, embed, generate, running, show, tags, version
-from .openai_chat import chat_completions
+from .openai_chat import chat_completions, failed_frame
 from .openai_completions import completions
 from .openai_models import embeddings, list_models, one_model
-from .openai_responses import responses
+from .openai_responses import failed_response, responses
 from .replies import Reply
 
 Shape = Callable[[ApiError], dict[str, Any]]
@@ -30,6 +30,7 @@ class Route:
     path: str
     answer: Callable[[Call], Awaitable[Reply]]
     shape: Shape = openai_shape
+    stream_failed: Callable[[ApiError], bytes] | None = None  # an error in a stream of events; None: it has none
 
     def matches(self, path: str) -> Mapping[str, str] | None:
         """What stands for the names in this path; None for another path."""
@@ -43,11 +44,11 @@ class Route:
 ROUTES: tuple[Route, ...] = (
     Route("GET", "/v1/models", list_models),
     Route("GET", "/v1/models/{model}", one_model),
-    Route("POST", "/v1/chat/completions", chat_completions),
-    Route("POST", "/v1/completions", completions),
+    Route("POST", "/v1/chat/completions", chat_completions, stream_failed=failed_frame),
+    Route("POST", "/v1/completions", completions, stream_failed=failed_frame),
     Route("POST", "/v1/embeddings", embeddings),
-    Route("POST", "/v1/responses", responses),
-    Route("POST", "/v1/messages", messages, anthropic_shape),
+    Route("POST", "/v1/responses", responses, stream_failed=failed_response),
+    Route("POST", "/v1/messages", messages, anthropic_shape, failed_message),
     Route("POST", "/v1/messages/count_tokens", count_tokens, anthropic_shape),
     Route("POST", "/api/chat", chat, ollama_shape),
     Route("POST", "/api/generate", generate, ollama_shape),

@@ -7,7 +7,7 @@ model is: a text comes back as one row.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wire.errors import InputError, Unsupported
+from wire.policy.strategies import text_of
 from wire.system.tasks import together
 
 from .. import numpy as mnp
@@ -27,6 +28,7 @@ from ..models.model import Model
 from ..util.json_file import read_json, read_object
 from .admission import Admission
 from .api_error import ApiError, wrong
+from .residence import Keep, Residence, Stay
 from .served_text import ModelFacts
 
 LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)  # padded lengths; each is one graph
@@ -45,8 +47,12 @@ class ServedEmbedding:
         tokenizer: Tokenizer,
         tokens_max: int,
         admission: Admission,
+        load: Callable[[], Awaitable[None]],
+        keep_s: float | None = None,
     ) -> None:
         self.facts = facts
+        self.residence = Residence(facts.name, load, self._unload, keep_s)
+        self.successor: ServedEmbedding | None = None  # what takes requests in its place, once it is being replaced
         self.tokenizer = tokenizer
         self.admission = admission
         self.tokens_max = tokens_max
@@ -54,17 +60,36 @@ class ServedEmbedding:
         self._positions_max = facts.positions_max or LENGTHS[-1]
 
     async def embed(
-        self, texts: Sequence[str | Sequence[int]], client: str, cut: bool = False
+        self,
+        texts: Sequence[str | Sequence[int]],
+        client: str,
+        cut: bool = False,
+        keep_s: float | Keep | None = Keep.AS_EVER,
     ) -> tuple[NDArray[np.float32], int]:
         """The embeddings f32 (texts, width) and the number of tokens; `cut` shortens texts that are too long.
 
-        ApiError 429 at once if too many requests wait, 400 for a text that is empty or too long.
+        The model stays on the workers for `keep_s` (None: as long as the server).
+
+        ApiError 429 at once if too many requests wait, 400 for a text that is empty or too long, 503 if the model takes
+        too long to load.
         """
+        if self.successor is not None:
+            return await self.successor.embed(texts, client, cut, keep_s)
         if not 0 < len(texts) <= TEXTS_MAX:
             raise wrong(f"input has 1 to {TEXTS_MAX} texts, got {len(texts)}", "input")
         tokens = await asyncio.to_thread(lambda: [self._tokens(text, place, cut) for place, text in enumerate(texts)])
+        stay = self.residence.enter(keep_s)
+        try:
+            return await self._embedded(tokens, client, stay)
+        finally:
+            stay.end()
+
+    async def _embedded(
+        self, tokens: Sequence[Sequence[int]], client: str, stay: Stay
+    ) -> tuple[NDArray[np.float32], int]:
         turn = await self.admission.turn(client)
         try:
+            await stay.ready()
             rows = await together(self._server.infer(NAME, *self._padded(ids)) for ids in tokens)
         finally:
             turn.end()
@@ -72,7 +97,12 @@ class ServedEmbedding:
 
     async def close(self) -> None:
         """End every request, and free what the workers hold."""
+        await self.residence.close()
         await self._server.close()
+
+    async def _unload(self) -> None:
+        if self._server.loaded_models():
+            await self._server.unload_model(NAME)
 
     def _tokens(self, text: str | Sequence[int], place: int, cut: bool) -> list[int]:
         ids = self.tokenizer.ids(text) if isinstance(text, str) else list(text)
@@ -101,19 +131,26 @@ class ServedEmbedding:
 
 
 async def serve_embedding(
-    mesh: AsyncMesh, facts: ModelFacts, model: Model, folder: Path, options: Options
+    mesh: AsyncMesh, facts: ModelFacts, model: Model, folder: Path, options: Options, keep_s: float | None = None
 ) -> ServedEmbedding:
-    """An encoder on a mesh, ready to embed; InputError for a damaged tokenizer, Unsupported for another pooling."""
+    """An encoder on a mesh, which is loaded when it is asked for and stays for `keep_s` after that (None: for ever).
+
+    InputError for a damaged tokenizer, Unsupported for another pooling.
+    """
     tokenizer, (mean, normalised), tokens_max = await asyncio.to_thread(
         lambda: (Tokenizer(folder), _pooling(folder), _tokens_max(folder, facts.positions_max))
     )
     server = AsyncInferenceServer(mesh)
-    await server.load_model(
-        NAME, _encoder(model, mean, normalised), max_batch=int(options.max_batch), max_wait_ms=options.max_wait_ms,
-        queue=TEXTS_MAX * int(options.max_batch), strategy=options.strategy, mode=options.mode, copies=options.copies,
-    )  # fmt: skip
+
+    async def load() -> None:
+        await server.load_model(
+            NAME, _encoder(model, mean, normalised), max_batch=int(options.max_batch), max_wait_ms=options.max_wait_ms,
+            queue=TEXTS_MAX * int(options.max_batch), strategy=text_of(options.strategy), mode=options.mode,
+            copies=options.copies,
+        )  # fmt: skip
+
     admission = Admission(int(options.max_batch), int(options.queue))
-    return ServedEmbedding(facts, server, tokenizer, tokens_max, admission)
+    return ServedEmbedding(facts, server, tokenizer, tokens_max, admission, load, keep_s)
 
 
 def embeds(model: Model) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -27,6 +27,7 @@ from .answer import Answer, TextRequest, TokenSource, Usage
 from .api_error import ApiError, wrong
 from .chat_template import ChatTemplate, load_chat_template
 from .grammar import Grammars
+from .residence import Keep, Residence
 
 TOKENS_MAX = 4096  # of an answer, where the request does not say
 CHOICES_MAX = 16  # texts of one request
@@ -77,9 +78,12 @@ class ServedText:
 
     def __init__(
         self, facts: ModelFacts, model: Model, batches: Batches, tokenizer: Tokenizer, template: ChatTemplate | None,
-        admission: Admission,
+        admission: Admission, load: Callable[[], Awaitable[Batches]], keep_s: float | None = None,
     ) -> None:  # fmt: skip
         self.facts = facts
+        self.residence = Residence(facts.name, self._load, self._unload, keep_s)
+        self.successor: ServedText | None = None  # what takes requests in its place, once it is being replaced
+        self._load_batches = load
         self.tokenizer = tokenizer
         self.template = template
         self.admission = admission
@@ -108,28 +112,48 @@ class ServedText:
         except InputError as error:
             raise ApiError(400, str(error), code="chat_template_failed", param="messages") from None
 
-    async def begin(self, request: TextRequest, client: str) -> Answer:
-        """Begin to answer, once it is this client's turn.
+    async def begin(self, request: TextRequest, client: str, keep_s: float | Keep | None = Keep.AS_EVER) -> Answer:
+        """Begin to answer, once it is this client's turn and the model is on the workers, where it stays for `keep_s`
+        (None: as long as the server).
 
-        ApiError 429 at once if too many wait, 400 for what does not fit the model.
+        ApiError 429 at once if too many wait, 400 for what does not fit the model, 503 if it takes too long to load.
         """
-        prompts, guides = await asyncio.to_thread(self._prepared, request)
-        turn = await self.admission.turn(client)
+        if self.successor is not None:
+            return await self.successor.begin(request, client, keep_s)
+        stay = self.residence.enter(keep_s)
+        try:
+            prompts, guides = await asyncio.to_thread(self._prepared, request)
+            turn = await self.admission.turn(client)
+        except BaseException:
+            stay.end()
+            raise
+
+        def over() -> None:
+            turn.end()
+            stay.end()
+
         streams: list[TokenSource] = []
         try:
+            await stay.ready()
             for place, guide in enumerate(guides):
                 tokens = prompts[place // request.choices]
                 streams.append(self._begin(tokens, request, place, guide))
         except BaseException:
             for stream in streams:
                 stream.cancel()
-            turn.end()
+            over()
             raise
         usage = Usage(sum(len(prompt) for prompt in prompts))
-        return Answer(request, streams, self.tokenizer, frozenset(self._ends), usage, new_call_id, turn.end)
+        return Answer(request, streams, self.tokenizer, frozenset(self._ends), usage, new_call_id, over)
 
     async def close(self) -> None:
         """End every text, and free what the workers hold."""
+        await self.residence.close()
+
+    async def _load(self) -> None:
+        self._batches = await self._load_batches()
+
+    async def _unload(self) -> None:
         await self._batches.close()
 
     # -- helpers
@@ -187,15 +211,29 @@ def new_call_id() -> str:
     return "".join(secrets.choice(alphabet) for _ in range(9))
 
 
-async def serve_text(mesh: AsyncMesh, facts: ModelFacts, model: Model, options: Options) -> ServedText:
-    """A language model on a mesh, ready to answer; InputError for a folder whose tokenizer or template is damaged."""
+async def serve_text(
+    mesh: AsyncMesh, facts: ModelFacts, model: Model, options: Options, keep_s: float | None = None
+) -> ServedText:
+    """A language model on a mesh, which is loaded when it is asked for and stays for `keep_s` after that (None: as long
+    as the server); InputError for a folder whose tokenizer or template is damaged."""
     folder = text_of(model).folder
     tokenizer = await asyncio.to_thread(Tokenizer, folder)
     template = await asyncio.to_thread(load_chat_template, folder)
     queue = CHOICES_MAX * int(options.max_batch) * int(options.replicas)
-    batches = await ReplicaSet.open(mesh, model, options, queue, tuple(Kind))
+    batches = await ReplicaSet.open(mesh, model, options, queue, tuple(Kind))  # for what it says of the model
+    await batches.close()
+
+    async def load() -> ReplicaSet:
+        opened = await ReplicaSet.open(mesh, model, options, queue, tuple(Kind))
+        try:
+            await opened.load()
+        except BaseException:
+            await opened.close()
+            raise
+        return opened
+
     admission = Admission(int(options.max_batch) * options.replicas, int(options.queue))
-    return ServedText(facts, model, batches, tokenizer, template, admission)
+    return ServedText(facts, model, batches, tokenizer, template, admission, load, keep_s)
 
 
 __all__ = ["Batches", "ModelFacts", "ServedText", "serve_text"]

@@ -178,7 +178,7 @@ def test_ollama_whole_and_streamed(llamas: ollama.Client) -> None:
 def test_ollama_loads_a_model_when_nothing_is_said(llamas: ollama.Client) -> None:
     assert llamas.generate("llama").done_reason == "load"
     assert llamas.chat("llama").done_reason == "load"
-    assert [model.model for model in llamas.ps().models] == ["llama", "minilm"]
+    assert "llama" in [model.model for model in llamas.ps().models]
 
 
 def test_ollama_formats_and_models(llamas: ollama.Client) -> None:

@@ -16,11 +16,13 @@ import pytest
 
 from mesh.errors import ConfigError
 from mesh.serving.access import Access
+from mesh.serving.api_error import ApiError
 from mesh.serving.api_keys import ApiKeys
 from mesh.serving.calls import Call
-from mesh.serving.http_server import HttpServer, Listening
+from mesh.serving.http_server import COMMENT, HttpServer, Listening
 from mesh.serving.model_server import Served
-from mesh.serving.replies import StreamReply
+from mesh.serving.openai_chat import failed_frame
+from mesh.serving.replies import EVENT_STREAM, StreamReply, data_frame
 from mesh.serving.routes import ROUTES, Route
 from wire.deadlines import HTTP_BODY
 from wire.security.certificates import certificate_pem, new_authority, new_key
@@ -309,3 +311,62 @@ async def test_the_page_has_a_policy_and_nothing_from_elsewhere() -> None:
     for text in (page, script, style):
         assert b"http://" not in text
         assert b"https://" not in text
+
+
+async def begun(port: int, path: str, body: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    writer.write(head.encode() + body)
+    return reader, writer
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+async def test_a_stream_that_has_to_wait_has_comments(wrong: bool) -> None:
+    """Before its answer is there, as while a model is loaded, and between two pieces."""
+    go, closed = [asyncio.Event(), asyncio.Event()], list[bool]()
+
+    async def frames() -> AsyncIterator[bytes]:
+        yield data_frame("first")
+        await go[1].wait()
+        yield data_frame("second")
+
+    async def answer(call: Call) -> StreamReply:
+        await go[0].wait()
+        if wrong:
+            raise ApiError(503, "no room", code="no_room")
+        return StreamReply(EVENT_STREAM, frames(), failed_frame, lambda: closed.append(True))
+
+    route = Route("POST", "/slow", answer, stream_failed=failed_frame)
+    async with serving(Listening(quiet_s=0.01), route) as port, asyncio.timeout(SOON_S):
+        reader, writer = await begun(port, "/slow", b'{"stream": true}')
+        assert (await reader.readuntil(COMMENT)).startswith(b"HTTP/1.1 200")
+        go[0].set()
+        if wrong:
+            assert b'"code":"no_room"' in await reader.read()
+        else:
+            await reader.readuntil(b'data: "first"')
+            await reader.readuntil(COMMENT)
+            go[1].set()
+            assert b'data: "second"' in await reader.read()
+            assert closed == [True]
+        writer.close()
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_client_that_hangs_up_before_its_stream_begins_ends_the_request(late: bool) -> None:
+    asked, ended = asyncio.Event(), asyncio.Event()
+
+    async def answer(call: Call) -> StreamReply:
+        asked.set()
+        try:
+            await asyncio.sleep(SOON_S)
+        finally:
+            ended.set()
+        raise AssertionError
+
+    route = Route("POST", "/slow", answer, stream_failed=failed_frame)
+    async with serving(Listening(quiet_s=0.01 if late else SOON_S), route) as port, asyncio.timeout(SOON_S / 2):
+        reader, writer = await begun(port, "/slow", b'{"stream": true}')
+        await (reader.readuntil(COMMENT) if late else asked.wait())
+        writer.close()
+        await ended.wait()

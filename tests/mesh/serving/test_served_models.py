@@ -8,7 +8,7 @@ import shutil
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,16 @@ from support.cases.served_models import GOLDEN, llama_folder, tokenizer_file
 
 import mesh
 from mesh import ModelServer
-from mesh.errors import ConfigError, InputError
+from mesh.errors import ConfigError, InputError, PlacementError
+from mesh.inference.settings import GREEDY, Options
+from mesh.serving.answer import Answer, TextRequest, whole
 from mesh.serving.anthropic_messages import count_tokens
 from mesh.serving.api_error import ApiError
 from mesh.serving.calls import Call
 from mesh.serving.chat_template import ChatTemplate
 from mesh.serving.model_server import AsyncModelServer, Served
 from mesh.serving.replies import JsonReply
+from mesh.simulation.loop import VirtualLoop
 
 
 @pytest.fixture(scope="module")
@@ -198,3 +201,64 @@ def test_a_server_needs_a_mesh_and_keys_for_other_machines() -> None:
         ModelServer(3)  # type: ignore[arg-type]
     with mesh.Mesh.builder().build() as own, pytest.raises(ConfigError, match="without API keys"):
         ModelServer(own, host="0.0.0.0", port=0)
+
+
+def test_a_model_moves_to_other_workers_while_a_text_goes_on(folder: Path) -> None:
+    built = mesh.AsyncMesh.builder().mesh("sim").simulate(2)
+
+    async def work() -> None:
+        async with await built.build_async() as own:
+            server = AsyncModelServer(own)
+            first, second = (Options(strategy=mesh.Auto(workers=(node.name,))) for node in await own.nodes())
+            await server.load_model("llama", folder, first)
+            old = server._served.text("llama")
+            wanted = await tokens_of(await old.begin(REQUEST, ""))
+            answer = await old.begin(REQUEST, "")
+            telling = asyncio.ensure_future(tokens_of(answer))
+            await server.reload_model("llama", options=second)
+            new = server._served.text("llama")
+            assert new is not old and new.residence.there, "who asks next need not wait"
+            assert await tokens_of(await old.begin(REQUEST, "")) == wanted, "who was late goes to the new one"
+            assert new.admission.running == 0
+            assert await telling == wanted
+            await asyncio.gather(*server._retiring)
+            assert await tokens_of(await new.begin(REQUEST, "")) == wanted
+            await server.close()
+
+    virtually(work())
+
+
+def test_a_model_that_cannot_be_loaded_anew_stays(folder: Path) -> None:
+    built = mesh.AsyncMesh.builder().mesh("sim").simulate(1)
+
+    async def work() -> None:
+        async with await built.build_async() as own:
+            server = AsyncModelServer(own)
+            await server.load_model("llama", folder)
+            old = server._served.text("llama")
+            wanted = await tokens_of(await old.begin(REQUEST, ""))
+            gone = Options(strategy=mesh.Auto(workers=("nobody",)))
+            with pytest.raises(PlacementError, match="none is there"):
+                await server.reload_model("llama", options=gone)
+            with pytest.raises(InputError, match="does not exist"):
+                await server.reload_model("llama", "/nowhere")
+            with pytest.raises(InputError, match="no model is called 'other'"):
+                await server.reload_model("other")
+            assert server._served.text("llama") is old
+            assert await tokens_of(await old.begin(REQUEST, "")) == wanted
+            await server.close()
+
+    virtually(work())
+
+
+REQUEST = TextRequest(("Hello, how are you?",), GREEDY, 30)
+
+
+async def tokens_of(answer: Answer) -> str:
+    (said,) = await whole(answer)
+    return said.text
+
+
+def virtually(work: Coroutine[Any, Any, None]) -> None:
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(work)

@@ -1,0 +1,107 @@
+"""When a served model is on the workers: event scripts on the pure machine, and what waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from mesh.errors import PlacementError
+from mesh.serving.api_error import ApiError
+from mesh.serving.model_lifecycle import ModelLifecycle
+from mesh.serving.residence import Keep, Residence
+
+
+@pytest.mark.parametrize(
+    ("keep_s", "script", "done"),
+    [
+        (10.0, "ask loaded@1 over@2 tick@11 tick@12", "load - - - unload"),
+        (None, "ask loaded@1 over@2 tick@99", "load - - -"),  # for ever
+        (10.0, "ask loaded@1 over@2 ask over@5 tick@12 tick@15", "load - - - - - unload"),  # the last one counts
+        (10.0, "ask ask loaded@1 over@2 tick@99 over@100 tick@110", "load - - - - - unload"),  # somebody is left
+        (10.0, "ask loaded@1 over@2 tick@12 ask unloaded loaded@13", "load - - unload - load -"),  # wanted meanwhile
+        (10.0, "ask loaded@1 over@2 tick@12 unloaded ask", "load - - unload - load"),
+        (10.0, "ask failed over@2 tick@99 ask", "load - - - load"),  # the next one tries again
+        (10.0, "ask over@1 tick@99 loaded@99", "load - - unload"),  # it came when nobody wanted it any more
+        (0.0, "ask loaded@1 over@2", "load - unload"),
+        (10.0, "ask loaded@1 over@2:0", "load - unload"),  # as the request says
+        (0.0, "ask loaded@1 over@2:inf tick@99", "load - - -"),
+    ],
+)  # fmt: skip
+def test_the_machine(keep_s: float | None, script: str, done: str) -> None:
+    machine, found = ModelLifecycle(keep_s), []
+    events: dict[str, Callable[[float, float | None], object]] = {
+        "ask": lambda now_s, keep: machine.ask(), "over": machine.over, "failed": lambda now_s, keep: machine.failed(),
+        "loaded": lambda now_s, keep: machine.loaded(now_s), "tick": lambda now_s, keep: machine.tick(now_s),
+        "unloaded": lambda now_s, keep: machine.unloaded(),
+    }  # fmt: skip
+    for word in script.split():
+        name, _, rest = word.partition("@")
+        now, _, keep = rest.partition(":")
+        stays = keep_s if not keep else None if keep == "inf" else float(keep)
+        found.append(events[name](float(now or 0), stays))
+    assert [each.value if each.value != "nothing" else "-" for each in found] == done.split()  # type: ignore[attr-defined]
+
+
+class Loads:
+    """What is loaded and unloaded; `go` lets a load go on."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.go = asyncio.Event()
+        self.error: Exception | None = None
+
+    async def load(self) -> None:
+        await self.go.wait()
+        if self.error is not None:
+            raise self.error
+        self.done.append("load")
+
+    async def unload(self) -> None:
+        self.done.append("unload")
+
+
+async def test_requests_wait_for_one_load_and_the_model_goes_after_them() -> None:
+    loads = Loads()
+    residence = Residence("llama", loads.load, loads.unload, keep_s=0.0)
+    stays = [residence.enter() for _ in range(3)]
+    waiting = [asyncio.ensure_future(stay.ready()) for stay in stays]
+    await asyncio.sleep(0)
+    assert not any(each.done() for each in waiting)
+    loads.go.set()
+    await asyncio.gather(*waiting)
+    assert residence.there
+    for stay in (*stays, *stays):  # the second end is none
+        stay.end()
+    await residence.drained()
+    stay = residence.enter()  # while it leaves
+    await stay.ready()
+    assert loads.done == ["load", "unload", "load"]
+    stay.end()
+    await residence.close()
+
+
+async def test_a_load_that_fails_is_told_to_all_and_tried_again() -> None:
+    loads = Loads()
+    loads.error = PlacementError("no room")
+    loads.go.set()
+    residence = Residence("llama", loads.load, loads.unload)
+    stays = [residence.enter() for _ in range(2)]
+    found = await asyncio.gather(*(stay.ready() for stay in stays), return_exceptions=True)
+    assert found == [loads.error] * 2
+    loads.error = None
+    await residence.enter(Keep.AS_EVER).ready()
+    await residence.close()
+
+
+async def test_nobody_waits_without_an_end() -> None:
+    loads = Loads()
+    residence = Residence("llama", loads.load, loads.unload, wait_s=0.01)
+    with pytest.raises(ApiError, match="being loaded for more than") as caught:
+        await residence.enter().ready()
+    assert (caught.value.status, caught.value.code, caught.value.retry_after_s > 0) == (503, "model_loading", True)
+    loads.go.set()
+    await residence.enter().ready()  # it went on being loaded
+    assert loads.done == ["load"]
+    await residence.close()
