@@ -34,6 +34,12 @@ async def test_where_one_text_fails_nothing_is_computed_of_the_others_once_its_t
 
     served = cast(Any, ServedEmbedding.__new__(ServedEmbedding))
     served._server, served.admission = SimpleNamespace(infer=infer), SimpleNamespace(turn=turn)
+
+    async def ready() -> None:
+        pass
+
+    stay = SimpleNamespace(ready=ready, end=lambda: None)
+    served.successor, served.residence = None, SimpleNamespace(enter=lambda keep_s: stay)
     served._tokens = lambda text, place, cut: text
     served._padded = lambda ids: (np.asarray(ids),)
     with pytest.raises(NodeLost):

@@ -169,9 +169,10 @@ def test_a_model_that_is_being_loaded_is_not_one_that_is_not_there() -> None:
     ("option", "value", "why"),
     [
         ("strategy", "hello", "strategy='hello' is not known"),
-        ("strategy", 3, "strategy of ModelServer.load_model is a text, not 3"),
+        ("strategy", 3, "strategy=3 is not known"),
         ("max_batch", 10**30, "max_batch is 1048576 at most"),
         ("queue", 0, "queue counts from 1"),
+        ("unload_after_s", -1, "unload_after_s is a number, 0 or more, got -1"),
     ],
 )
 def test_an_option_is_checked_when_the_model_is_loaded(
