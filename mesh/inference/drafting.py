@@ -32,6 +32,7 @@ from .tokenizer import Tokenizer
 
 log = logging.getLogger("graph_mesh.inference")
 
+TEXTS_MAX = 2  # at once that are drafted: with more, those that pause take part in the slower steps of the others
 PATIENCE_MIN_S, PATIENCE = 0.25, 8  # a text waits so many times as long as drafts take usually, and that long at least
 
 
@@ -146,8 +147,8 @@ class Drafter:
         for chosen in told:
             text = self._texts[chosen.number]
             text.tokens.append(chosen.token)
-            has_room = len(text.tokens) < text.room
-            if chosen.number not in drafted and self.speculation.came(chosen.number, 1) and has_room:
+            may = len(text.tokens) < text.room and self._few(slots)
+            if chosen.number not in drafted and self.speculation.came(chosen.number, 1) and may:
                 if text.stream is None:
                     self._read(text)
                 slots.speculate(chosen.number, text.ready or self._patient)
@@ -201,7 +202,7 @@ class Drafter:
         number, size = text.request.number, slots.room.slots
         most = min(most, text.room - len(text.tokens))
         wanted = self.speculation.wanted(number, most, self._times.costs(size, now_s)) if text.ready else 0
-        if wanted < 1 or text.stream is None:
+        if wanted < 1 or text.stream is None or not self._few(slots):
             slots.speculate(number, False)
             return
         self._asked[number] = text
@@ -209,6 +210,10 @@ class Drafter:
         text.wanted, text.drafts, text.asked_s, text.slots = wanted, [], now_s, size
         text.deadline_s = now_s + max(self._patience_s, PATIENCE * (wanted + 1) * usual_s)
         self._generating.go_on(text.stream, text.tokens, wanted)
+
+    def _few(self, slots: Slots) -> bool:
+        """Whether the batch has so few texts that drafts are worth it."""
+        return slots.active <= TEXTS_MAX or not self.speculation.adaptive
 
     def _heard(self, text: _Text, chosen: ChosenToken | BaseException | None) -> None:
         """The drafter chose a token of a text, or its text is over (None), or failed."""
