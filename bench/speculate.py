@@ -64,7 +64,7 @@ async def measure(asked: argparse.Namespace, folder: Path) -> None:
         async with await mesh.AsyncMesh.builder().local(2, engine="native", threads=1).build_async() as own:
             pids = [node.pid for node in await own.nodes()]
             places = [mesh.DeviceMap().layer("", node.name).text for node in await own.nodes()]
-            target, drafter = await dialled(asked, folder, how, own, places)
+            target, drafter = await tuned(asked, folder, how, own, places)
             for texts in (1, 4):
                 batches = [
                     batch_of(own, places, target, model, texts, asked.drafts) for model in (None, drafter, stranger)
@@ -88,7 +88,7 @@ def batch_of(
     return Generating(own, target, slots=texts, strategy=places[0], kv_bytes=KV_BYTES, drafter=drafter)
 
 
-async def dialled(
+async def tuned(
     asked: argparse.Namespace, folder: Path, how: Sampling, own: mesh.AsyncMesh, places: list[str]
 ) -> tuple[mesh.Model, mesh.Model]:
     """A target, and a drafter that is right as often as is asked for."""

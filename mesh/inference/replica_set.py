@@ -289,19 +289,20 @@ class ReplicaSet:
     def _take(self, groups: Sequence[Group], machines: Sequence[Machine]) -> None:
         """Have these groups from now on: replicas of the others go, and new ones come."""
         memory = {machine.node: machine.memory_bytes for machine in machines}
-        before, self._replicas = self._replicas, []
+        before, replicas = self._replicas, list[_Replica]()  # those of before stay if a new one cannot be made
         for place, group in enumerate(groups):
             plain = (int(self._options.replicas) - place - 1) // len(groups) + 1
             kept = next((one for one in before if set(one.group) & set(group)), None)
             if kept is None:
-                self._replicas.append(self._new(group, plain, memory))
+                replicas.append(self._new(group, plain, memory))
                 continue
             if kept.group != group:
                 kept.group, kept.strategy = group, self._strategy(group)
                 for _, batch in kept.all():
                     batch.place(kept.strategy)
             kept.plain = plain
-            self._replicas.append(kept)
+            replicas.append(kept)
+        self._replicas = replicas
         came = [replica for replica in self._replicas if replica not in before]
         if before:
             log.info("%s on %s", counted(len(groups), "replica"), "; ".join(", ".join(group) for group in groups))
