@@ -34,8 +34,9 @@ def private_strategy(bindings: Mapping[str, Handle], strategy: str, copies: str)
     if isinstance(asked, DeviceMap) and all(_kept_by(asked, each, there) for each, there in on.items()):
         return strategy
     if not isinstance(asked, Auto | Single) or asked.workers:
+        shown = asked.text if asked.workers else asked.word
         raise InputError(
-            f"the param {name!r} is private to a worker, and strategy={asked.text!r} would give it to others",
+            f"the param {name!r} is private to a worker, and strategy={shown!r} would give it to others",
             next_step="Leave out the strategy",
         )
     if len(set(on.values())) == 1:

@@ -100,7 +100,7 @@ def test_a_call_whose_planning_does_not_end_says_so(monkeypatch: pytest.MonkeyPa
     real = asyncio.to_thread
 
     async def never_planned(work: Any, *args: Any) -> Any:
-        if getattr(work, "__name__", "") == "answer":
+        if getattr(work, "__name__", "") == "_planned":
             await asyncio.Event().wait()
         return await real(work, *args)
 

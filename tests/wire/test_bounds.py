@@ -128,6 +128,7 @@ BOUNDED_BY: Mapping[str, str] = {  # queues that nothing bounds themselves: the 
     "Slots._under_way": "steps in flight, of which the runner begins two",
     "TokenStream._ready": "tokens of one text, of which its caller says how many",
     "Generating._answers": "steps in flight, of which the runner begins two",
+    "Generating._asked": "steps in flight, of which the runner begins two",
     "Run._under_way": "steps in flight, of which the loop begins `ahead`",
     "JoinPort.calls": "STRANGERS",
     "BinaryWebSocket._queue": "SOCKET_MESSAGES",

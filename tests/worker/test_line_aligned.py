@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from mesh import trace
-from wire.ir.dtypes import F32
+from wire.ir.dtypes import BF16, F16, F32
 from wire.ir.graph import GraphBuilder
 from worker.engine import line_aligned
 from worker.engine.donation import Lent
@@ -46,7 +46,18 @@ def test_the_address_of_an_array_is_what_numpy_says() -> None:
     plain = np.arange(12, dtype=np.int16).reshape(3, 4)
     fixed = plain.copy()
     fixed.flags.writeable = False
-    for array in (plain, plain[1:], plain[:, 2:], plain.T, fixed, plain[:0], np.array(3.0), np.ones(2, np.complex128)):
+    half = [np.ones(3, each.numpy) for each in (F16, BF16)]
+    for array in (
+        *half,
+        plain,
+        plain[1:],
+        plain[:, 2:],
+        plain.T,
+        fixed,
+        plain[:0],
+        np.array(3.0),
+        np.ones(2, np.complex128),
+    ):
         assert line_aligned.address(array) == array.ctypes.data
 
 
