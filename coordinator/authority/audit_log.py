@@ -82,12 +82,6 @@ def verify(folder: Path) -> Verdict:
     return Verdict(count)
 
 
-def read_events(folder: Path, last: int) -> list[dict[str, object]]:
-    """The newest lines, the oldest of them first; ConfigError where one of them is damaged."""
-    lines = [line for path in (*_numbered(folder), folder / NAME)[-2:] for line in _lines(path)]
-    return [_event(line, folder) for line in lines[-last:]]
-
-
 # -- helpers -----------------------------------------------------------------------------------------------
 
 
@@ -104,16 +98,6 @@ def _lines(path: Path) -> Iterator[bytes]:
                         yield line[:-1]
         except OSError as error:
             raise ConfigError(f"cannot read {path}", cause=str(error)) from None
-
-
-def _event(line: bytes, folder: Path) -> dict[str, object]:
-    try:
-        event = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"the audit log in {folder} is damaged", cause=str(error)) from None
-    if not isinstance(event, dict):
-        raise ConfigError(f"the audit log in {folder} is damaged: a line is no event")
-    return event
 
 
 def _prev(line: bytes) -> str:

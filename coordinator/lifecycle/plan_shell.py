@@ -19,7 +19,7 @@ from wire.errors import MeshError, NodeLost, RemoteError
 from wire.ir.types import TensorType
 from wire.link.link import Link
 from wire.protocol.messages import CancelStep, Deployed, Ran, Run, Value
-from wire.system.tasks import as_error, unheard
+from wire.system.tasks import as_error, isolated, unheard
 
 from ..delivery.input_sender import Sending, run_step
 from ..delivery.output_receiver import check_type_of, let_go, tensor_of
@@ -159,9 +159,10 @@ class PlanShell(ABC):
         if answer is None:
             self._failed(action, error or RemoteError("a run has no answer"))
             return
-        try:
+        with isolated("noting what a worker did"):  # the step is right without notes on it
             self._tell_begun(action, deployment, answer)
             self._ran(action, deployment, answer, began_s)
+        try:
             outputs = dict[int, NDArray[Any]]()
             for came in answer.outputs:
                 if came.value.data is not None or came.value.shared:

@@ -25,6 +25,7 @@ from wire.errors import MeshError
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder
 from wire.protocol.messages import Ran
+from wire.system.tasks import isolated
 from wire.units import time_text
 
 from ..planning.auto_strategy import Measured
@@ -230,6 +231,12 @@ class StragglerMitigation:
 
     async def _try(self, site: DeviceKey, slow: _Slow) -> None:
         """Try a slow device as often as a verdict needs; again later, unless it is well."""
+        with isolated("trying a slow device"):  # a fault of this process keeps no other device from its trial
+            await self._try_now(site, slow)
+        slow.due_s, slow.wait_s = self._now() + slow.wait_s, min(slow.wait_s * 2, RETRY_S_MAX)
+        self._news.set()
+
+    async def _try_now(self, site: DeviceKey, slow: _Slow) -> None:
         if slow.tried and not slow.sure:  # it has no work any more, so nobody knows
             self.stragglers.pardon(site)
             self._watch_slow()
@@ -241,13 +248,10 @@ class StragglerMitigation:
                 await self._lent.run(slow.trial)
             except MeshError as error:
                 log.debug("trying device %d of %s: %s", site[1], site[0], error)
-                break
+                return
             finally:
                 self.trials -= 1
-        else:
-            slow.tried = True
-        slow.due_s, slow.wait_s = self._now() + slow.wait_s, min(slow.wait_s * 2, RETRY_S_MAX)
-        self._news.set()
+        slow.tried = True
 
     def _watch_slow(self) -> None:
         slow = dict(self.stragglers.slow())

@@ -11,7 +11,7 @@ from typing import Any
 from wire.errors import LOG_LINES_MAX, NodeLost
 from wire.link.link import Link
 from wire.protocol.messages import Beat, Suspected, Working
-from wire.system.tasks import as_error
+from wire.system.tasks import isolated
 
 from ..calls import events as ev
 from ..delivery.explainer import Explainer
@@ -102,10 +102,8 @@ class HealthWatch:
 
     def _judge(self, decisions: Sequence[Decision]) -> None:
         for decision in decisions:
-            try:
+            with isolated(f"what follows of {type(decision).__name__}"):  # others' deaths have to be heard of
                 self._performers[type(decision)](decision)
-            except Exception as fault:  # what follows for one worker keeps nobody from hearing of another's death
-                as_error(f"what follows of {type(decision).__name__} failed", fault)
 
     def _changed(self, change: Transition) -> None:
         member = self._members.get(change.node)

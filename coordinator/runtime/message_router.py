@@ -11,7 +11,7 @@ from wire.link.link import Link
 from wire.protocol.flow_control import PacedBuffer
 from wire.protocol.messages import Message, Revocations
 from wire.roles import member_id
-from wire.system.tasks import as_error
+from wire.system.tasks import isolated
 
 from ..delivery.output_receiver import OutputReceiver
 from ..workers.records import Member
@@ -59,10 +59,8 @@ class MessageRouter:
         if self.closing:
             return
         for told in self.unlinked:
-            try:
+            with isolated("hearing of the end of a link"):
                 told(link, error)
-            except Exception as fault:  # which keeps no other from hearing of it
-                as_error("hearing of the end of a link failed", fault)
         member = self._members.get(link.peer.node_id)
         if member is not None and member.link is link:
             self.lost(link.peer.node_id, str(error or "connection closed"))

@@ -127,11 +127,6 @@ class Session(SessionShell):
         return next((deployment.portions for deployment in [*self.deployments.values()] if deployment.plan is plan), 0)
 
     @property
-    def copies_begin_after(self) -> int:
-        """The value of the oldest copy there is: steps from there on may be done again."""
-        return self._machine.held_from
-
-    @property
     def committed(self) -> int:
         """How many steps are done for good."""
         return self._machine.committed

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from support.audit_events import read_events
 from support.hostile.faulty_disk import QuickDisk
 from support.machines.links import Recorder
 from support.tls import MESH, Card, card
@@ -19,7 +20,7 @@ from support.tls import authority as new_ca
 from support.tls import credentials as identity_of
 from support.waiting import until
 
-from coordinator.authority.audit_log import read_events, verify
+from coordinator.authority.audit_log import verify
 from coordinator.authority.authority import Authority
 from wire.errors import ConnectFailed, JoinRefused, MeshError, NotTrusted
 from wire.joining.credentials import Credentials

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.audit_events import read_events
 from support.lan.lan_mesh import LanMesh, Told, errors, until
 from support.lan.namespaces import Host, Lan, needs_namespaces
 from support.processes.commands import ROOT, environment
 
-from coordinator.authority.audit_log import read_events
 from wire.joining.join_port import NOT_ASKED
 from wire.joining.join_tokens import Token, discovery_key, parse_token
 

@@ -7,6 +7,7 @@ import contextlib
 import inspect
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,13 @@ import worker.daemon.snapshot_writer
 import worker.daemon.tensor_sender
 from coordinator.delivery.deployer import Deployer
 from coordinator.plan_service.plan_service import PlanService
-from coordinator.planning.model.program import Program
+from coordinator.plan_service.straggler_mitigation import RETRY_S_FIRST, StragglerMitigation
+from coordinator.planning.model.program import Program, Trial
 from coordinator.sessions.plan_maker import PlanMaker
+from coordinator.sessions.plan_watch import PlanWatch
 from coordinator.workers.call_report import CallReport
 from coordinator.workers.event_feed import EventFeed
+from coordinator.workers.straggler_detector import DeviceKey
 from mesh import Grid, Mesh, PartitionSpec, Ranks, collectives, shard_map
 from mesh.simulation.cluster import Cluster
 from mesh.simulation.engine_host import Device, SimulatedHost
@@ -192,6 +196,58 @@ def test_whatever_a_shell_raises_in_a_call_ends_it(what: str) -> None:
         assert cluster.coordinator.idle and not any(cluster.busy().values())
 
     simulate(scenario, devices=[Device(dispatch_s=0.01) for _ in range(3)])
+
+
+NOTES: dict[str, tuple[Any, str]] = {
+    "of calls": (StragglerMitigation, "ran"),
+    "of sessions": (PlanWatch, "ran"),
+}
+
+
+@pytest.mark.parametrize("what", NOTES)
+def test_a_fault_in_notes_on_a_step_does_not_end_it(what: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The answer is right, so nothing is computed again by another plan."""
+    x = np.zeros(3, np.float32)
+    with (
+        Mesh.builder().mesh("sim").simulate(2).build() as mesh,
+        mesh.session(train, first_state(), *batch(0), strategy="single") as session,
+    ):
+        session.step(*batch(0)).result(ANSWER_S)
+        plans = session._async.running.deployments  # type: ignore[attr-defined]
+        before = [*plans]
+        for fault in FAULTS:
+            with failing_once(*NOTES[what], fault) as calls:
+                call = mesh.submit(lambda x: x + 1, x)
+                assert (call.result(ANSWER_S) == 1).all() and len(call.report().generations) == 1
+                session.step(*batch(0)).result(ANSWER_S)
+                assert [*plans] == before
+            assert calls, "it was not called"
+    assert caplog.text.count("noting what a worker did failed") == len(FAULTS)
+
+
+def test_a_slow_device_is_tried_though_the_trial_of_another_fails() -> None:
+    """A fault of this process keeps no device from its trial, the same one neither."""
+    tried: list[DeviceKey] = []
+
+    async def scenario(cluster: Cluster) -> None:
+        await asyncio.sleep(1)  # they have joined
+        pacing = cluster.coordinator._pacing
+        first, second = [(worker.node_id, 0) for worker in pacing._lent.profiles().workers]
+
+        async def run(trial: Trial) -> None:
+            tried.append((trial.node, trial.device))
+            if trial.node == first[0]:
+                raise ValueError("no one foresaw this")
+            await asyncio.sleep(1)
+
+        pacing._lent = replace(pacing._lent, run=run)
+        pacing.stragglers.slow = lambda: {first: 2.0, second: 2.0}.items()  # type: ignore[method-assign]
+        pacing._watch_slow()
+        await asyncio.sleep(RETRY_S_FIRST * 4)
+        assert tried.count(first) > 1, "and again later"
+        assert pacing._slow[second].tried and not pacing._slow[first].tried
+
+    simulate(scenario, devices=[Device(), Device()])
 
 
 def test_a_host_that_cannot_be_started_again_is_tried_later() -> None:

@@ -236,7 +236,7 @@ def test_workers_that_cannot_connect_have_copies_all_the_same() -> None:
             mesh.simulation.kill(next(share.name for share in plan.workers if share.node == owner))
             losses += [float(session.step(*batch(step)).result()) for step in range(6, STEPS)]
             assert (losses, bits(session.state())) == undisturbed(STEPS)
-            assert session._async.running.copies_begin_after >= 2  # type: ignore[attr-defined]
+            assert session._async.running._machine.held_from >= 2  # type: ignore[attr-defined]
 
 
 def test_a_device_that_is_lost_goes_back_to_a_copy() -> None:

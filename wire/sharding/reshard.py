@@ -125,13 +125,6 @@ def path(shape: tuple[int, ...], item_bytes: int, axes: Axes, source: Layout, ta
     raise AssertionError(f"no way from {source} to {target}")
 
 
-def gather_all_bytes(shape: tuple[int, ...], item_bytes: int, axes: Axes, source: Layout) -> int:
-    """What the busiest rank sends if everything is made complete and whole before it is cut: never less than `path`."""
-    local = math.prod(local_shape(shape, source.dims, axes)) * item_bytes
-    ranks, partial = axes.size([axis for split in source.dims for axis in split]), axes.size(source.partial)
-    return SENT["all_reduce"](local, partial) + SENT["all_gather"](local, ranks)
-
-
 @dataclass(frozen=True, slots=True)
 class _Search:
     shape: tuple[int, ...]

@@ -9,6 +9,7 @@ but for those of a TaskGroup, which raises what they raise (`tests/project/test_
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any, TypeVar
@@ -96,6 +97,15 @@ async def _kept(what: str, serve: Callable[[], Coroutine[Any, Any, None]]) -> No
                 before = str(fault)
                 log.error("%s failed, and begins again every %g s", what, AGAIN_S, exc_info=fault)
         await asyncio.sleep(AGAIN_S)
+
+
+@contextlib.contextmanager
+def isolated(what: str) -> Iterator[None]:
+    """Log what is raised in here, be it a MeshError or not, and go on: it keeps nobody else from their turn."""
+    try:
+        yield
+    except Exception as fault:
+        log.error("%s failed", what, exc_info=fault)
 
 
 def as_error(what: str, fault: Exception) -> MeshError:

@@ -15,6 +15,7 @@ from wire.link.link import Link
 from wire.protocol.flow_control import PacedBuffer
 from wire.protocol.messages import Message
 from wire.system.outcome import Outcome
+from wire.system.tasks import isolated
 from wire.timeouts import SILENT
 
 from ..state import events as ev
@@ -71,7 +72,8 @@ class LinkHandler:
     def on_linked(self, link: Link) -> None:
         log.info("linked to %s %s", link.peer.role, link.peer.name)
         for tell in self.linked:
-            tell(link.peer.node_id)
+            with isolated("hearing of a new link"):
+                tell(link.peer.node_id)
         self._shell.feed(ev.NodeLinked(link.peer.node_id))
 
     def on_unlinked(self, link: Link, error: MeshError | None) -> None:
@@ -80,4 +82,5 @@ class LinkHandler:
         self._shell.feed(ev.NodeUnlinked(link.peer.node_id, silent, goodbye))
         if self._shell.machine is not None:  # else it ends
             for tell in self.unlinked:
-                tell(link.peer.node_id)
+                with isolated("hearing of the end of a link"):
+                    tell(link.peer.node_id)

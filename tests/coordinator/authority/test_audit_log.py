@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.audit_events import read_events
 from support.hostile.faulty_disk import FaultyDisk, Fuse, QuickDisk
 
-from coordinator.authority.audit_log import FIRST, TEXT_MAX, AuditLog, Verdict, read_events, verify
-from wire.errors import ConfigError
+from coordinator.authority.audit_log import FIRST, TEXT_MAX, AuditLog, Verdict, verify
 
 
 def written(folder: Path, count: int = 5, bytes_max: int = 1 << 20) -> AuditLog:
@@ -37,7 +37,7 @@ def test_a_new_process_goes_on_with_the_chain(tmp_path: Path) -> None:
 
 
 def test_there_is_nothing_wrong_with_no_log(tmp_path: Path) -> None:
-    assert verify(tmp_path) == Verdict(0) and read_events(tmp_path, 5) == []
+    assert verify(tmp_path) == Verdict(0)
 
 
 def test_full_files_get_numbers_and_the_chain_goes_on(tmp_path: Path) -> None:
@@ -84,8 +84,6 @@ def test_a_line_that_is_no_event_breaks_the_chain_and_is_named(tmp_path: Path, l
     with (tmp_path / "audit.jsonl").open("ab") as file:
         file.write(line + b"\n")
     assert verify(tmp_path) == Verdict(1, "audit.jsonl:2")
-    with pytest.raises(ConfigError, match=r"the audit log in .* is damaged"):
-        read_events(tmp_path, 2)
 
 
 @pytest.mark.parametrize("cut", range(1, 40, 7))

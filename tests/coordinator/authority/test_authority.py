@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from support.audit_events import read_events
 from support.hostile.faulty_disk import FaultyDisk, Fuse, QuickDisk
 
-from coordinator.authority.audit_log import read_events, verify
+from coordinator.authority.audit_log import verify
 from coordinator.authority.authority import Authority
 from coordinator.authority.member_roster import (
     LISTED_S,

@@ -14,10 +14,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from support.audit_events import read_events
 from support.hostile.faulty_disk import FaultyDisk, Fuse, QuickDisk
 from support.tls import MESH, Pair
 
-from coordinator.authority.audit_log import read_events, verify
+from coordinator.authority.audit_log import verify
 from coordinator.authority.authority import OVERLAP_S, Authority, Trust
 from mesh.simulation.loop import VirtualLoop
 from wire.errors import ConfigError, InputError, MeshError, ProtocolError

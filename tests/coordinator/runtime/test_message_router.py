@@ -5,8 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from coordinator.runtime.message_router import MessageRouter
-from wire.errors import NodeLost
+from wire.errors import BlobMissing, NodeLost
 from wire.protocol.messages import Revocations
 
 
@@ -33,11 +35,14 @@ def test_a_link_that_ends_with_a_revoked_one_keeps_no_other_from_the_news() -> N
     assert told == ["well"]
 
 
-def test_who_fails_at_hearing_of_the_end_of_a_link_keeps_no_other_from_hearing_of_it() -> None:
+@pytest.mark.parametrize("fault", [KeyError("a session"), BlobMissing("a session's copy")], ids=repr)
+def test_who_fails_at_hearing_of_the_end_of_a_link_keeps_no_other_from_hearing_of_it(
+    caplog: pytest.LogCaptureFixture, fault: Exception
+) -> None:
     told: list[str] = []
 
     def fails(link: Any, error: Any) -> None:
-        raise KeyError("a session")
+        raise fault
 
     link = cast(Any, SimpleNamespace(peer=SimpleNamespace(node_id="worker", name="worker")))
     router = MessageRouter({"worker": cast(Any, SimpleNamespace(link=link))})
@@ -45,3 +50,4 @@ def test_who_fails_at_hearing_of_the_end_of_a_link_keeps_no_other_from_hearing_o
     router.lost = lambda node, why: told.append(f"{node} is lost: {why}")
     router.on_unlinked(link, NodeLost("silent"))
     assert told == ["second", "worker is lost: silent"]
+    assert "hearing of the end of a link failed" in caplog.text and str(fault) in caplog.text

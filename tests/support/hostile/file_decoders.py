@@ -140,7 +140,7 @@ def _no_number(text: str) -> None:
 
 
 def audits(folder: Path) -> Target:
-    """Whoever alters a line breaks the chain, except at the end; what can be read of it is shown all the same."""
+    """Whoever alters a line breaks the chain, except at the end."""
     log = audit_log.AuditLog(folder, QuickDisk())
     for number in range(3):
         log.append("joined", 1.0 + number, node="n1", name="desk")
@@ -149,12 +149,6 @@ def audits(folder: Path) -> Target:
     def attempt(data: bytes) -> bool:
         log.path.write_bytes(data)
         verdict = audit_log.verify(folder)
-        try:
-            events = audit_log.read_events(folder, 10)
-        except ConfigError:
-            assert verdict.broken
-            return True
-        assert all(isinstance(event, dict) for event in events)
         return bool(verdict.broken) or verdict.lines < 3
 
     def take_apart(data: bytes) -> Any:

@@ -13,10 +13,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from support.audit_events import read_events
 from support.lan.namespaces import Host
 from support.processes.commands import COMES_TRUE_S, READY_S, command, environment
 
-from coordinator.authority.audit_log import read_events, verify
+from coordinator.authority.audit_log import verify
 from coordinator.authority.authority import Authority
 from mesh.commands.exit_codes import UNREACHABLE
 

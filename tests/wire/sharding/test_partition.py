@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.cases.layouts import FOUR, PAIR, SQUARE, THREE, layouts
+from support.layout_costs import gather_all_bytes
 
 import mesh
 import mesh.numpy as mnp
@@ -22,7 +23,6 @@ from wire.sharding.cost import Cost, cost_of
 from wire.sharding.factors import rule_of
 from wire.sharding.layout import Axes, Dims, Layout
 from wire.sharding.partition import partition
-from wire.sharding.reshard import gather_all_bytes
 from worker.cpu import evaluate
 
 RNG = np.random.default_rng(5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support.cases.layouts import FOUR, GRIDS, PAIR, SQUARE, layouts
+from support.layout_costs import gather_all_bytes
 
 from wire.sharding.layout import Dims, Layout, whole
 from wire.sharding.reshard import (
@@ -14,7 +15,6 @@ from wire.sharding.reshard import (
     Permute,
     Reduce,
     ReduceScatter,
-    gather_all_bytes,
     path,
 )
 
