@@ -28,7 +28,7 @@ from .generation_runner import Generating, TokenStream, pages_in, text_of
 from .settings import Options
 from .speculation import DRAFT, Speculation, StepTimes
 from .tokenizer import FILE as TOKENIZER
-from .tokenizer import Tokenizer
+from .tokenizer import tokenizer_of
 
 log = logging.getLogger("graph_mesh.inference")
 
@@ -263,9 +263,9 @@ def check_draft(model: Model, draft: Model) -> None:
             f"{names[1]} cannot draft for {names[0]}: it has {sizes[1]} tokens, and {names[0]} has {sizes[0]}",
             next_step="Choose a smaller model of the same family, whose tokenizer is the same",
         )
-    files = [text_of(each).folder / TOKENIZER for each in (model, draft)]
-    if all(file.is_file() for file in files):
-        words = [Tokenizer(file.parent).tokens() for file in files]
+    texts = [text_of(each) for each in (model, draft)]
+    if all(text.metadata is not None or (text.folder / TOKENIZER).is_file() for text in texts):
+        words = [tokenizer_of(text).tokens() for text in texts]
         other = next((token for token in sorted(words[0]) if words[1].get(token) != words[0][token]), None)
         if other is None and words[0] != words[1]:
             other = next(token for token in sorted(words[1]) if token not in words[0])

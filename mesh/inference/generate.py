@@ -13,7 +13,7 @@ from ..models.model import Model, Prompt
 from .generation_runner import Generating, budget_of, text_of
 from .replies import Reply, Request, is_one
 from .settings import choice
-from .tokenizer import Tokenizer
+from .tokenizer import Tokenizer, tokenizer_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +31,7 @@ def generate(
     one = is_one(prompts)
     several: list[Any] = [prompts] if one else list(prompts)
     text = text_of(model)
-    tokenizer = Tokenizer(text.folder) if any(isinstance(prompt, str) for prompt in several) else None
+    tokenizer = tokenizer_of(text) if any(isinstance(prompt, str) for prompt in several) else None
     call = _Call(model, several, request, tokenizer, mesh, strategy)
     if stream:
         pieces = call.pieces()

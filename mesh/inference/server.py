@@ -33,7 +33,7 @@ from .replica_set import ReplicaSet
 from .replies import Reply, Request
 from .request_runner import RequestRunner, is_batched
 from .settings import Options, by_rows, choice
-from .tokenizer import Tokenizer
+from .tokenizer import Tokenizer, tokenizer_of
 
 Source = str | Path | Model | WireGraph | Callable[..., Any]
 
@@ -680,9 +680,9 @@ class _ServedModel:
         """Go on with a prompt in the batch that has least to do."""
         if not isinstance(self.model, Model):
             raise InputError("a function does not generate text")
-        folder = text_of(self.model).folder
+        text = text_of(self.model)
         if isinstance(prompt, str) and self._tokenizer is None:
-            self._tokenizer = Tokenizer(folder)
+            self._tokenizer = tokenizer_of(text)
         assert self.replicas is not None
         return request.begin(self.replicas, self._tokenizer, prompt)
 

@@ -1,6 +1,6 @@
 """Tokenizer: text to the ids that a model knows, and ids to text as they come.
 
-The door of the tokenizers library, which reads the folder's tokenizer.json.
+The door of the tokenizers library, which reads the folder's tokenizer.json, or that which a model's file tells.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Any
 
 from wire.errors import ConfigError, InputError
 
+from ..models.decoder import Text, TextMetadata
+
 _PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 BYTES = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + place): byte for place, byte in enumerate(_OTHERS)}
@@ -25,9 +27,10 @@ GROWTH_MAX = 1000  # of a text by what a file replaces in it; the library would 
 
 
 class Tokenizer:
-    """A folder's tokenizer.json; InputError if there is none or it is damaged, ConfigError without the library."""
+    """A folder's tokenizer.json, else that of the model's own file; InputError if there is none or it is damaged,
+    ConfigError without the library."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, metadata: TextMetadata | None = None) -> None:
         try:
             import tokenizers
         except ModuleNotFoundError:
@@ -36,14 +39,17 @@ class Tokenizer:
                 next_step="pip install tokenizers, or give tokens instead of text",
             ) from None
         file = folder / FILE
-        if not file.exists():
+        self._where = str(file)
+        if metadata is not None and not file.exists():
+            self._where, text = f"the tokenizer in {metadata.file}", metadata.tokenizer()
+        elif not file.exists():
             raise InputError(f"{file} does not exist", next_step="Put the model's tokenizer there, or give tokens")
-        self._file = file
+        else:
+            text = _text(file)
         with self._reading("cannot be read"):
-            self._own = tokenizers.Tokenizer.from_file(str(file))
-            text = file.read_text("utf-8")
+            self._own = tokenizers.Tokenizer.from_str(text)
             read = json.loads(text)
-        _check_growth(file, read)
+        _check_growth(self._where, read)
         self._by_bytes = '"ByteLevel"' in text
         self._own.no_padding()
         self._own.no_truncation()
@@ -76,7 +82,11 @@ class Tokenizer:
         except BaseException as error:
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
-            raise InputError(f"{self._file} {what}", cause=str(error)[:200]) from None
+            raise InputError(f"{self._where} {what}", cause=str(error)[:200]) from None
+
+    def json(self) -> str:
+        """The tokenizer as a tokenizer.json."""
+        return str(self._own.to_str())
 
     @property
     def size(self) -> int:
@@ -169,12 +179,24 @@ class Detokenizer:
         return text[: len(text) - keep]
 
 
-def _check_growth(file: Path, read: Any) -> None:
+def tokenizer_of(text: Text) -> Tokenizer:
+    """The tokenizer of a model; errors as those of Tokenizer."""
+    return Tokenizer(text.folder, text.metadata)
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{file} cannot be read", cause=str(error)[:200]) from None
+
+
+def _check_growth(where: str, read: Any) -> None:
     """Check that a tokenizer makes no text a thousand times as long, as one of a stranger might."""
     for part in ("normalizer", "pre_tokenizer", "decoder"):
         growth = _growth(read.get(part))
         if growth > GROWTH_MAX:
-            raise InputError(f"{file} cannot be used: its {part} may make a text {growth:,} times as long")
+            raise InputError(f"{where} cannot be used: its {part} may make a text {growth:,} times as long")
 
 
 def _growth(step: Any) -> int:

@@ -71,12 +71,28 @@ class Decoder:
 
 
 @dataclass(frozen=True, slots=True)
+class TextMetadata:
+    """What the file of a model tells of its texts: its architecture, its tokenizer as a tokenizer.json, and its chat
+    templates and special tokens by name.  `tokenizer` and `template` raise an InputError or Unsupported for what is
+    missing, damaged or not known."""
+
+    file: Path
+    architecture: str
+    tokenizer: Callable[[], str]
+    template: Callable[[], tuple[Mapping[str, str], Mapping[str, str]]]
+
+
+@dataclass(frozen=True, slots=True)
 class Text:
-    """A model's side of text: its decoder, the folder with its tokenizer, and the tokens that end what it says."""
+    """A model's side of text: its decoder, the folder with its tokenizer, and the tokens that end what it says.
+
+    `metadata` tells what the files of the folder do not; None for a model whose own file tells nothing of it.
+    """
 
     decoder: Decoder
     folder: Path
     ends: tuple[int, ...]
+    metadata: TextMetadata | None = None
 
 
 def table_of(weights: Mapping[str, NDArray[Any]], decoder: Decoder) -> tuple[DType, int]:

@@ -15,7 +15,7 @@ from typing import Any
 from wire.errors import ConfigError, InputError
 
 from .model import Model
-from .store import located
+from .store import located, whole_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,9 @@ def load(source: Any, dims: Mapping[str, int] | None = None, *, follow_links: bo
     Parameters
     ----------
     source : str, Path or object
-        A .wire, .gguf or .onnx file, a folder with config.json and safetensors, an onnx.ModelProto, or the name of a
-        model, ORG/NAME or ORG/NAME:PART, which is looked for in the store (`ModelStore`) and then on the hub.
+        A .wire, .gguf or .onnx file, a folder with config.json and safetensors or with one .gguf file, an
+        onnx.ModelProto, or the name of a model, ORG/NAME or ORG/NAME:PART, which is looked for in the store
+        (`ModelStore`) and then on the hub.
     dims : mapping of str to int, optional
         Sizes of free dimensions by name.
     follow_links : bool, optional
@@ -99,6 +100,8 @@ def load(source: Any, dims: Mapping[str, int] | None = None, *, follow_links: bo
         source = path if any(form.matches(path) for form in FORMATS) else located(source)
     if isinstance(source, Path) and not source.exists():
         raise InputError(f"{source} does not exist")
+    if _is_folder(source):
+        source = whole_model(source)
     for form in FORMATS:
         if form.matches(source):
             options = {"follow_links": follow_links} if form.beside else {}

@@ -135,6 +135,18 @@ def located(text: str, report: Report | None = None) -> Path:
         raise
 
 
+def whole_model(folder: Path, part: str = "", advice: str = "Name one of them") -> Path:
+    """A folder, or the one GGUF file in it that has this part in its name, where it has no config.json or a part is
+    asked for; InputError for several."""
+    if not part and (folder / "config.json").exists():
+        return folder
+    files = sorted(file for file in folder.glob("*.gguf") if part.lower() in file.name.lower())
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files[:8])
+        raise InputError(f"{folder} has {len(files)} GGUF files: {names}", next_step=advice)
+    return files[0] if files else folder
+
+
 class ModelStore:
     """The models of this user on this machine.
 
@@ -543,15 +555,7 @@ def _is_one_of(path: str, patterns: Sequence[str]) -> bool:
 
 def _what_to_load(folder: Path, model: ModelName) -> Path:
     """The folder, or the GGUF file in it."""
-    if not model.part and (folder / "config.json").exists():
-        return folder
-    files = sorted(file for file in folder.glob("*.gguf") if model.part.lower() in file.name.lower())
-    if len(files) > 1:
-        names = ", ".join(file.name for file in files[:8])
-        raise InputError(
-            f"{folder} has {len(files)} GGUF files: {names}", next_step=f"Name one: {model.repository}:Q4_K_M"
-        )
-    return files[0] if files else folder
+    return whole_model(folder, model.part, f"Name one: {model.repository}:Q4_K_M")
 
 
 def _is_there(folder: Path, file: _File, known: dict[str, Any]) -> bool:

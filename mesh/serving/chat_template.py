@@ -17,6 +17,7 @@ from typing import Any
 
 from wire.errors import ConfigError, InputError
 
+from ..models.decoder import TextMetadata
 from ..util.json_file import read_object
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -74,22 +75,28 @@ class ChatTemplate:
         return _up_to(text, messages[-1].get("content")) if continued else text
 
 
-def load_chat_template(folder: Path) -> ChatTemplate | None:
-    """The templates of a model's folder, None if it has none; InputError for a file that is damaged.
+def load_chat_template(folder: Path, metadata: TextMetadata | None = None) -> ChatTemplate | None:
+    """The templates of a model's folder, else those of its own file; None if there are none.  InputError for a file
+    that is damaged.
 
     `chat_template.jinja` and `additional_chat_templates/` come before `chat_template.json`, and that before
     `tokenizer_config.json`.
     """
     config = _json_file(folder / "tokenizer_config.json")
-    sources = _jinja_files(folder) or _named(_json_file(folder / "chat_template.json")) or _named(config)
+    sources: Mapping[str, str] = (
+        _jinja_files(folder) or _named(_json_file(folder / "chat_template.json")) or _named(config)
+    )
+    tokens: Mapping[str, str] = {**_special(_json_file(folder / "special_tokens_map.json")), **_special(config)}
+    where = folder
+    if not sources and metadata is not None:
+        (sources, tokens), where = metadata.template(), metadata.file
     if not sources:
         return None
-    tokens = {**_special(_json_file(folder / "special_tokens_map.json")), **_special(config)}
     for name, source in sources.items():
         try:
             _compiled(source, datetime.now)  # an error of its syntax is told now
         except InputError as error:
-            raise InputError(f"{folder}: {error.message} ({name})", cause=error.cause) from None
+            raise InputError(f"{where}: {error.message} ({name})", cause=error.cause) from None
     return ChatTemplate(sources, tokens)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,12 +32,12 @@ class Grammar:
 
 
 class Grammars:
-    """A tokenizer's side of grammars: `guide` makes one for a text.
+    """A tokenizer's side of grammars, told as a tokenizer.json: `guide` makes one for a text.
 
     ConfigError without llguidance, InputError for a tokenizer that it cannot read.
     """
 
-    def __init__(self, folder: Path, vocabulary: int, ends: tuple[int, ...]) -> None:
+    def __init__(self, tokenizer: str, vocabulary: int, ends: tuple[int, ...]) -> None:
         try:
             import llguidance
         except ModuleNotFoundError:
@@ -51,11 +50,9 @@ class Grammars:
         self._library = llguidance
         self._words = -(-vocabulary // 32)
         try:
-            self._tokenizer = llguidance.LLTokenizer(
-                (folder / "tokenizer.json").read_text("utf-8"), n_vocab=vocabulary, eos_token=list(ends)
-            )
+            self._tokenizer = llguidance.LLTokenizer(tokenizer, n_vocab=vocabulary, eos_token=list(ends))
         except Exception as error:  # the library raises nothing narrower
-            raise InputError(f"{folder / 'tokenizer.json'} cannot guide texts", cause=str(error)[:200]) from None
+            raise InputError("the model's tokenizer cannot guide texts", cause=str(error)[:200]) from None
 
     def guide(self, grammar: Grammar) -> GrammarGuide:
         """A guide for one text; InputError for a schema or a grammar that is wrong, or that nothing can meet."""

@@ -440,12 +440,13 @@ def _loaded(source: str | Path | Model) -> Model:
 
 
 def _facts(name: str, model: Model, folder: Path, kind: str) -> ModelFacts:
-    file = folder / "config.json"
-    settings = read_object(file) if file.exists() else {}
+    file, metadata = folder / "config.json", model.text.metadata if model.text else None
+    settings = read_object(file) if metadata is None and file.exists() else {}
+    family = settings.get("model_type", "unknown") if metadata is None else metadata.architecture
     weights = model.weights.values()
     positions = model.text.decoder.positions_max if model.text else settings.get("max_position_embeddings")
     return ModelFacts(
-        name, int(time.time()), sum(weight.nbytes for weight in weights), str(settings.get("model_type", "unknown")),
+        name, int(time.time()), sum(weight.nbytes for weight in weights), str(family),
         sum(weight.size for weight in weights), positions, kind,
     )  # fmt: skip
 

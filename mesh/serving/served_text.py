@@ -20,7 +20,7 @@ from ..inference.generation_runner import text_of
 from ..inference.logit_adjustment import LogitAdjustment
 from ..inference.replica_set import Kind, ReplicaSet
 from ..inference.settings import Options, Sampling
-from ..inference.tokenizer import Tokenizer
+from ..inference.tokenizer import Tokenizer, tokenizer_of
 from ..models.model import Model
 from .admission import Admission
 from .answer import Answer, TextRequest, TokenSource, Usage
@@ -87,7 +87,6 @@ class ServedText:
         self.tokenizer = tokenizer
         self.template = template
         self.admission = admission
-        self._folder = text_of(model).folder
         self._batches = batches
         self._grammars: Grammars | None = None
         named = template.special_tokens.get("eos_token") if template else None
@@ -170,7 +169,7 @@ class ServedText:
         if request.grammar is None:
             return prompts, [None] * texts
         if self._grammars is None:
-            self._grammars = Grammars(self._folder, self._batches.vocabulary, self._ends)
+            self._grammars = Grammars(self.tokenizer.json(), self._batches.vocabulary, self._ends)
         try:
             return prompts, [self._grammars.guide(request.grammar) for _ in range(texts)]
         except InputError as error:
@@ -216,9 +215,9 @@ async def serve_text(
 ) -> ServedText:
     """A language model on a mesh, which is loaded when it is asked for and stays for `keep_s` after that (None: as long
     as the server); InputError for a folder whose tokenizer or template is damaged."""
-    folder = text_of(model).folder
-    tokenizer = await asyncio.to_thread(Tokenizer, folder)
-    template = await asyncio.to_thread(load_chat_template, folder)
+    text = text_of(model)
+    tokenizer = await asyncio.to_thread(tokenizer_of, text)
+    template = await asyncio.to_thread(load_chat_template, text.folder, text.metadata)
     queue = CHOICES_MAX * int(options.max_batch) * int(options.replicas)
     batches = await ReplicaSet.open(mesh, model, options, queue, tuple(Kind))  # for what it says of the model
     await batches.close()

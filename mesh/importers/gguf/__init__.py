@@ -8,6 +8,8 @@ parts of packed matrices, without rounding (`blocks.py`).  What would be left un
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from numpy.typing import NDArray
 
 from wire.errors import InputError, Unsupported
 
+from ...models.decoder import TextMetadata
 from ...models.model import Model
 from ..huggingface import made
 from ..huggingface.decoders import kind_with
@@ -23,6 +26,7 @@ from ..huggingface.weights import Arrays
 from .blocks import packed, plain
 from .file import File, Tensor, read
 from .names import ARCHITECTURES, BLOCK, SETTINGS, TOP, UNREAD, Architecture, Experts
+from .tokenizer import end_tokens, special_tokens, templates, tokenizer_json
 
 MANY_LAYERS = {
     "gemma2": 46,
@@ -54,7 +58,23 @@ def load(path: Path) -> Model:
     kind = kind_with(settings["model_type"], **({"norm": "rms_wide"} if row.shifted else {}))
     weights = _weights(file, row, experts, settings)
     title = file.metadata.get("general.name")
-    return made(kind, settings, weights, path, path.parent, title if isinstance(title, str) else path.stem, mixed=True)
+    model = made(kind, settings, weights, path, path.parent, title if isinstance(title, str) else path.stem, mixed=True)
+    if model.text is not None:
+        metadata = TextMetadata(path, str(name), partial(_tokenizer, path), partial(_template, path))
+        model.text = replace(model.text, metadata=metadata)
+    return model
+
+
+def _tokenizer(path: Path) -> str:
+    """The tokenizer.json of the file, read anew: its lists take more memory than they are worth keeping."""
+    return tokenizer_json(read(path))
+
+
+def _template(path: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """The chat templates and special tokens of the file."""
+    file = read(path)
+    found = templates(file)
+    return found, special_tokens(file) if found else {}
 
 
 # -- metadata
@@ -88,11 +108,7 @@ def _settings(file: File, name: str, row: Architecture, experts: Experts | None)
     table = _tensor(file, "token_embd.weight")
     settings["vocab_size"] = table.shape[0] if table.shape else 0
     settings["tie_word_embeddings"] = "output.weight" not in file.tensors
-    settings["eos_token_id"] = [
-        file.metadata[f"tokenizer.ggml.{kind}_token_id"]
-        for kind in ("eos", "eot")
-        if f"tokenizer.ggml.{kind}_token_id" in file.metadata
-    ]
+    settings["eos_token_id"] = end_tokens(file)
     settings["dtype"] = "float32"  # whatever the weights are
     if settings["model_type"] == "llama":
         settings["attention_bias"] = "blk.0.attn_q.bias" in file.tensors

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +44,14 @@ def random_blocks(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -
 
 def write_model(
     path: Path, architecture: str, kind: str, *, width: int = 64, inner: int = 96, layers: int = 2, heads: int = 4,
-    kv_heads: int = 2, size: int = 0, words: int = 48, experts: int = 0, seed: int = 0,
+    kv_heads: int = 2, size: int = 0, words: int = 48, experts: int = 0, seed: int = 0, positions: int = 64,
+    vocabulary: Callable[[gguf.GGUFWriter], None] | None = None,
 ) -> None:  # fmt: skip
-    """A model whose matrices are of this kind: F32, F16, BF16, or blocks."""
+    """A model whose matrices are of this kind: F32, F16, BF16, or blocks; `vocabulary` writes its tokenizer."""
     rng, size = np.random.default_rng(seed), size or width // heads
     file = gguf.GGUFWriter(str(path), architecture)
     file.add_block_count(layers)
-    file.add_context_length(64)
+    file.add_context_length(positions)
     file.add_embedding_length(width)
     file.add_feed_forward_length(inner)
     file.add_head_count(heads)
@@ -56,7 +59,6 @@ def write_model(
     file.add_layer_norm_rms_eps(1e-5)
     file.add_rope_freq_base(1000.0)
     file.add_vocab_size(words)
-    file.add_eos_token_id(2)
     if architecture == "llama":
         file.add_rope_dimension_count(size)
     else:
@@ -72,11 +74,7 @@ def write_model(
         file.add_expert_used_count(2)
     if architecture == "qwen3moe":
         file.add_expert_feed_forward_length(inner)
-    file.add_tokenizer_model("gpt2")
-    file.add_tokenizer_pre("default")
-    file.add_token_list([chr(0x100 + place) for place in range(words)])
-    file.add_token_types([1] * words)
-    file.add_token_merges([])
+    (vocabulary or partial(_letters, words))(file)
 
     def matrix(name: str, *shape: int, plain: bool = False) -> None:
         if kind in HALVES and not plain:
@@ -127,6 +125,16 @@ def write_model(
     file.write_kv_data_to_file()
     file.write_tensors_to_file()
     file.close()
+
+
+def _letters(words: int, file: gguf.GGUFWriter) -> None:
+    """A tokenizer of so many letters."""
+    file.add_eos_token_id(2)
+    file.add_tokenizer_model("gpt2")
+    file.add_tokenizer_pre("default")
+    file.add_token_list([chr(0x100 + place) for place in range(words)])
+    file.add_token_types([1] * words)
+    file.add_token_merges([])
 
 
 def dequantised(path: Path, out: Path) -> None:

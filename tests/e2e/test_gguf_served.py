@@ -1,0 +1,84 @@
+"""A GGUF file and nothing else, served: its own tokenizer and chat template answer OpenAI's client."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from support.cases.gguf_files import write_model
+from support.cases.gguf_tokenizers import CHAT, WORDS, byte_level, template, written
+from support.processes.commands import Daemon, daemon, environment, run
+
+import mesh
+from mesh.serving.chat_template import load_chat_template
+
+HOW: Any = {"messages": CHAT, "max_completion_tokens": 12, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "small-F16.gguf"
+    vocabulary = written(byte_level("qwen2"), "qwen2", chat_template=template("qwen2.5"))
+    write_model(path, "llama", "F16", words=WORDS, positions=1024, vocabulary=vocabulary)
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    own = tmp_path_factory.mktemp("server")
+    arguments = ("serve-model", str(file), "--port", "0", "--local", "1", "--engine", "cpu")
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        daemon("coord", *arguments, env=environment(own), log=own / "log") as started,
+    ):
+        patch.delenv("SSL_CERT_FILE", raising=False)  # an empty one of the tests, which httpx does not take
+        yield started
+        assert started.stop(signal.SIGTERM) == 0, started.log.read_text()
+
+
+@pytest.fixture(scope="module")
+def client(server: Daemon) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=server.ready["url"] + "/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def test_a_conversation_is_answered_by_the_template_and_tokens_of_the_file(file: Path, client: openai.OpenAI) -> None:
+    model = mesh.load(file)
+    assert model.text is not None and [each.id for each in client.models.list()] == ["small-F16"]
+    chat, own = load_chat_template(file.parent, model.text.metadata), byte_level("qwen2")
+    assert chat is not None
+    prompt = own.encode(chat.render(CHAT), add_special_tokens=False).ids
+    wanted = own.decode(model.generate(prompt, max_new_tokens=12))
+    answer = client.chat.completions.create(model="small-F16", **HOW)
+    assert answer.choices[0].message.content == wanted
+    assert answer.usage is not None and answer.usage.prompt_tokens == len(prompt)
+    pieces = client.chat.completions.create(model="small-F16", stream=True, **HOW)
+    assert "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices) == wanted
+
+
+def test_a_schema_is_met_with_the_tokens_of_the_file(client: openai.OpenAI) -> None:
+    schema = {"type": "object", "properties": {"city": {"enum": ["Rome"]}}, "required": ["city"]}
+    form: Any = {
+        "type": "json_schema",
+        "json_schema": {"name": "city", "schema": {**schema, "additionalProperties": False}},
+    }
+    answer = client.chat.completions.create(
+        model="small-F16", response_format=form, **{**HOW, "max_completion_tokens": 40}
+    )
+    assert answer.choices[0].message.content == '{"city": "Rome"}'
+
+
+def test_a_file_whose_tokenizer_is_not_known_is_refused_at_the_start(tmp_path: Path) -> None:
+    write_model(
+        tmp_path / "own.gguf", "llama", "F32", words=WORDS, vocabulary=written(byte_level("qwen2"), "poro-chat")
+    )
+    found = run(
+        "coord", "serve-model", str(tmp_path / "own.gguf"), "--port", "0", "--local", "1", "--engine", "cpu",
+        env=environment(tmp_path),
+    )  # fmt: skip
+    assert found.returncode == 1
+    assert "has the pre-tokenizer 'poro-chat'. Put the tokenizer.json" in found.stderr
