@@ -423,6 +423,14 @@ JOURNAL_COPIES = Bound(
     unit="messages",
     most=16,
 )
+STANDBY_ACTIONS = Bound(
+    "coordinator",
+    "What it would do about its standby once its disk has what it promised.",
+    REFUSES,
+    "It ends, as where the disk refuses. The other coordinator takes over.",
+    unit="events",
+    most=4096,
+)
 STANDBY_PEERS = Bound(
     "coordinator",
     "Other coordinators of which it remembers where they are dialled.",

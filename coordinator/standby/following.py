@@ -11,6 +11,7 @@ import contextlib
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -52,6 +53,14 @@ AUTHORITY_S = 2.0  # until what could not be written is written again
 IS_STANDBY = Busy("this coordinator is a standby", next_step="Ask the coordinator that serves")
 
 
+@dataclass(frozen=True, slots=True)
+class _Came:
+    """The entries of a message.  `epochs` are those that the coordinator goes on from, where these are all entries."""
+
+    entries: list[Entry]
+    epochs: tuple[int, ...]
+
+
 class Following:
     """The follower whose journal is in `folder`/jobs.  `first` are addresses of coordinators ("host:port") beside those
     that it remembers; `begins` says that it serves unless another one does."""
@@ -80,11 +89,8 @@ class Following:
         self._tasks = Tasks()
         self._served: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._parts: dict[Link, dict[_Told, list[Entry]]] = {}  # of what comes in several messages
-        self._came: list[Entry] = []  # with the message that is being handled
-        self._came_of: tuple[int, ...] = ()  # the epochs that the coordinator goes on from, where it is everything
-        self._writes: asyncio.Queue[tuple[ev.Entries, list[Entry], tuple[int, ...]]] = asyncio.Queue(
-            JOURNAL_COPIES.most
-        )
+        self._came: dict[ev.Entries, _Came] = {}  # with messages that are being handled
+        self._writes: asyncio.Queue[tuple[ev.Entries, _Came]] = asyncio.Queue(JOURNAL_COPIES.most)
         self._authority_files: AuthorityFiles | None = None  # as the coordinator sent them last
         self._authority_news = asyncio.Event()
         self._workers: Mapping[str, Sequence[str]] = {}
@@ -92,6 +98,7 @@ class Following:
 
     async def run(self) -> StandbyShell:
         """Follow until this one serves; its shell then, whose links and store are closed."""
+        await self._file.change()  # from now on this one follows, with whatever words it is started again
         self._store, entries = await asyncio.to_thread(JobStore.open, self._folder / "jobs", 1)
         self._look_for_workers([Entry(entry.job, entry.kind, json.dumps(entry.fields).encode()) for entry in entries])
         self._shell.attach(
@@ -149,22 +156,22 @@ class Following:
 
     def _write(self, write: ev.Write) -> None:
         try:
-            self._writes.put_nowait((write.entries, self._came, self._came_of))
+            self._writes.put_nowait((write.entries, self._came[write.entries]))
         except asyncio.QueueFull:
             self._shell.feed(ev.NotStored(write.entries.stream))
 
     async def _write_all(self) -> None:
         while True:
-            message, entries, epochs = await self._writes.get()
+            message, came = await self._writes.get()
             link = self._endpoint.links.get(message.node)
             try:
                 if link is None:
                     raise ConnectFailed("the coordinator is gone")
-                await self._store.copy(entries, partial(self._exchange.fetch, link), message.whole)
-                self._look_for_workers(entries)
+                await self._store.copy(came.entries, partial(self._exchange.fetch, link), message.whole)
+                self._look_for_workers(came.entries)
                 if message.whole:
-                    self._file.change(epochs=epochs)
-                    log.info("%d entries of the journal of %s are here", len(entries), link.peer.name)
+                    await self._file.met(message.node, _addresses(link), epochs=came.epochs)
+                    log.info("%d entries of the journal of %s are here", len(came.entries), link.peer.name)
             except Exception as fault:  # whatever it is: who has entries that come after these is believed to have them
                 error = as_error("copying entries of the journal failed", fault)
                 log.warning("entries of the journal were not copied: %s", error)
@@ -198,19 +205,11 @@ class Following:
         if body.more:
             return
         del parts[told]
-        self._came = came
         if body.whole:
-            self._meet(link)
-        self._came_of = tuple(body.epochs)
+            self._shell.state.meet(link.peer.node_id)
         message = ev.Entries(link.peer.node_id, ballot_of(body.ballot), body.stream, body.first, body.last, body.whole)
-        self._shell.feed(message)
-        self._came = []
-
-    def _meet(self, link: Link) -> None:
-        """Remember the coordinator that serves."""
-        addresses = tuple(dict.fromkeys((*link.peer.addresses, *((link.address,) if link.address else ()))))
-        self._file.met(link.peer.node_id, addresses)
-        self._shell.state.meet(link.peer.node_id)
+        self._came[message] = _Came(came, tuple(body.epochs))
+        self._shell.feed(message, lambda: self._came.pop(message, None))
 
     async def _keep_authority(self) -> None:
         """Write what the coordinator knows of members as it comes, and again where the disk refuses: who was thrown out
@@ -263,3 +262,8 @@ class Following:
 
     def on_unlinked(self, link: Link, error: MeshError | None) -> None:
         self._parts.pop(link, None)
+
+
+def _addresses(link: Link) -> tuple[str, ...]:
+    """The addresses at which the other end of a link is dialled."""
+    return tuple(dict.fromkeys((*link.peer.addresses, *((link.address,) if link.address else ()))))

@@ -52,9 +52,9 @@ ARBITERS_MAX = 3
 class Replication:
     """The replication of `coordinator`, whose jobs are in `store`.
 
-    `arbiters` are the names of the workers that vote; none: up to three that are connected, an odd number.  `shell` is
-    that of the time before this coordinator served, where it followed another one.  `over` is called, with the reason,
-    when another coordinator took over: from then on nothing may be acknowledged or said any more.
+    `arbiters` are the names of the workers that vote; none: up to three that are connected, an odd number.  `over` is
+    called, with the reason, when another coordinator took over: from then on nothing may be acknowledged or said any
+    more.
     """
 
     def __init__(
@@ -65,7 +65,6 @@ class Replication:
         authority: Path,
         arbiters: Sequence[str],
         over: Callable[[str], None],
-        shell: StandbyShell | None = None,
         times: StandbyTimes = StandbyTimes(),
     ) -> None:
         self._coordinator, self._store, self._file, self._authority = coordinator, store, file, authority
@@ -74,10 +73,12 @@ class Replication:
         self._over = over
         self._times = times
         self._shell: StandbyShell | None = None
+        self._beginning = asyncio.Lock()
         self._tasks = Tasks()
+        self._acknowledged = -1  # up to this entry whoever asked may be answered
         self._count = 1  # entries since this coordinator serves; everything before counts as one
         self._batch: tuple[int, Sequence[Entry]] = (0, ())  # the number of its first, and the newest entries
-        self._snapshots: dict[str, Sequence[Entry]] = {}  # by node, while it attaches
+        self._snapshots: dict[tuple[str, int], Sequence[Entry]] = {}  # by node and stream, while it attaches
         self._long: dict[str, tuple[int, int]] = {}  # by node, the stream and the last entry of a long message to it
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self._told: dict[str, tuple[Link, tuple[str, ...]]] = {}
@@ -89,27 +90,26 @@ class Replication:
         coordinator.notices[AttachStandby] = self._attach
         coordinator.notices[JournalHave] = self._have
         coordinator.notices[JournalDenied] = self._denied
-        if shell is not None:
-            self._begin(shell)
 
     def close(self) -> None:
         self._tasks.cancel()
 
-    def _begin(self, shell: StandbyShell) -> None:
-        """Entries wait for what the machine says from now on."""
+    async def go_on(self, shell: StandbyShell) -> None:
+        """Go on with the shell of the time before this coordinator served, where it followed another one.  Entries wait
+        for what its machine says from now on.  NotDurable if the disk refuses, and then nothing has begun."""
+        epochs = tuple(dict.fromkeys((*self._file.remembered.epochs, self._coordinator.epoch)))[-256:]
+        await self._file.change(epochs=epochs)  # before a worker is told
+        self._coordinator.descends(epochs)
         self._shell = shell
         shell.attach(
             self._link_to,
             {
                 ev.Send: self._send,
-                ev.Acknowledge: self._acknowledged,
+                ev.Acknowledge: self._acknowledge,
                 ev.Serve: lambda action: shell.feed(ev.Wrote(self._count)),
                 ev.StepDown: lambda action: self._step_down(action.why),
             },
         )
-        epochs = tuple(dict.fromkeys((*self._file.remembered.epochs, self._coordinator.epoch)))[-256:]
-        self._file.change(epochs=epochs)
-        self._coordinator.descends(epochs)
         shell.feed(ev.Wrote(self._count) if shell.state.serving else ev.Begin())
         self._store.replicate = self._replicate
         self._tasks.keep("looking after a standby", shell.run)
@@ -124,7 +124,7 @@ class Replication:
         self._batch = self._count + 1, entries
         self._count += len(entries)
         shell.feed(ev.Wrote(self._count))
-        if shell.state.acknowledged >= self._count:
+        if self._acknowledged >= self._count:
             return
         acknowledged: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((self._count, acknowledged))
@@ -137,7 +137,8 @@ class Replication:
                 next_step="Start it again, or more of the voters; what was asked for may be done all the same",
             ) from None
 
-    def _acknowledged(self, action: ev.Acknowledge) -> None:
+    def _acknowledge(self, action: ev.Acknowledge) -> None:
+        self._acknowledged = action.last
         for _, waiting in [each for each in self._waiting if each[0] <= action.last]:
             if not waiting.done():
                 waiting.set_result(None)
@@ -166,7 +167,7 @@ class Replication:
         if not isinstance(message, ev.Entries):
             return
         first, batch = self._batch
-        entries = self._snapshots.pop(send.node, ()) if message.whole else ()
+        entries = self._snapshots.get((send.node, message.stream), ()) if message.whole else ()
         if not message.whole and message.last >= message.first:
             if message.first != first:
                 return  # the standby notices, and asks for everything
@@ -190,32 +191,32 @@ class Replication:
     # -- what standbys say
 
     async def _vote(self, link: Link, body: Vote) -> Message:
-        if self._shell is None:
-            self._make_shell()
-        assert self._shell is not None
-        return await self._shell.vote(link, body)
+        shell = await self._begun()
+        return await shell.vote(link, body)
 
-    def _make_shell(self) -> None:
-        """Begin to have a standby: nobody can have taken over from a coordinator that had none."""
-        self._begin(StandbyShell(self._coordinator.identity.node_id, (), self._file, self._over, self._times))
+    async def _begun(self) -> StandbyShell:
+        """The shell; if there is none, begin to have a standby: nobody can have taken over from a coordinator that had
+        none."""
+        async with self._beginning:
+            if self._shell is None:
+                node = self._coordinator.identity.node_id
+                await self.go_on(StandbyShell(node, (), self._file, self._over, self._times))
+            assert self._shell is not None
+            return self._shell
 
     def _attach(self, link: Link, body: AttachStandby) -> None:
-        node = link.peer.node_id
-        if self._shell is None:
-            self._make_shell()
-        assert self._shell is not None
-        self._shell.state.meet(node)
-        self._file.met(node, body.addresses)
-        self._tasks.run("sending the journal", self._send_all(self._shell, node, body.stream), _not_sent)
+        self._tasks.run("sending the journal", self._send_all(link.peer.node_id, body), _not_sent)
 
-    async def _send_all(self, shell: StandbyShell, node: str, stream: int) -> None:
+    async def _send_all(self, node: str, body: AttachStandby) -> None:
+        shell, stream = await self._begun(), body.stream
+        shell.state.meet(node)
+        await self._file.met(node, body.addresses)  # before it is in sync
         entries = await self._store.entries()  # with all that was written before, and no more than is counted
         for entry in entries:  # of an older version, whose entries had no limit
             check_size(entry.job, len(entry.body))
         self._sent_authority.clear()
-        self._snapshots[node] = entries
-        shell.feed(ev.Attach(node, stream))
-        self._snapshots.pop(node, None)
+        self._snapshots[node, stream] = entries
+        shell.feed(ev.Attach(node, stream), lambda: self._snapshots.pop((node, stream), None))
 
     def _have(self, link: Link, body: JournalHave) -> None:
         stream, last = self._long.get(link.peer.node_id, (0, 0))

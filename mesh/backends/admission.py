@@ -152,9 +152,9 @@ class Admission:
             try:
                 known = self.credentials.admitted
                 if (known.authority, known.former is None) == (trust.authority, trust.former is None):
-                    self.credentials.take_trust(trust.data, trust.authority, trust.former)
+                    await self.credentials.take_trust_here(trust.data, trust.authority, trust.former)
                 else:
-                    self.credentials.adopt(await asyncio.to_thread(self.certify))
+                    await self.credentials.adopt_here(await asyncio.to_thread(self.certify))
                 return
             except MeshError as error:
                 log.error("cannot go on to a new authority or revocation list: %s", error)

@@ -181,7 +181,7 @@ class Remote:
                 raise expired or await membership.why(where) or error from None
             raise
         remote._link, remote._address = link, (host, port)
-        membership.met(link.peer.addresses or (link.address,))
+        await membership.met(link.peer.addresses or (link.address,))
         remote._lasting.keep("keeping the certificate", membership.keep)
         remote._lasting.keep("the watch over the link", remote._watch.run)
         return remote
@@ -295,6 +295,7 @@ class Remote:
         raise ConfigError("events are told by the process that holds the workers", next_step="Use mesh-coord logs JOB")
 
     async def close(self) -> None:
+        """End the link, and all that goes on in the background."""
         self._farewell = True
         self._lasting.cancel()
         for task in self._tasks:
@@ -303,6 +304,7 @@ class Remote:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RENEW_S):
                     await self._membership.refresh()
+        self._membership.close()
         await self._endpoint.close()
         if self._shared is not None:
             self._shared.close()

@@ -103,16 +103,19 @@ async def serve_until_stopped(options: argparse.Namespace) -> int:
     coordinator.watchers.append(partial(_log_event, LogLines(), coordinator))
     service.contents.keep(store.find)
     file = shell.file if shell else StandbyFile(folder)
-    replication = Replication(coordinator, store, file, authority_at, options.arbiter, _over, shell)
+    replication = Replication(coordinator, store, file, authority_at, options.arbiter, _over)
     returning: asyncio.Task[None] | None = None
     try:
+        if shell is not None:
+            await replication.go_on(shell)
         workers = service.resume(entry for entry in entries if entry.kind not in SESSION_ENTRIES)
         sessions.resume(entry for entry in entries if entry.kind in SESSION_ENTRIES)
         host = options.host or "::"
         port = await admission.listen(
             coordinator, host, range(PORT, LAST_PORT + 1) if options.port is None else [options.port]
         )
-        remember_coordinator(folder, [f"127.0.0.1:{port}", *coordinator.endpoint.identity.addresses])
+        mine = [f"127.0.0.1:{port}", *coordinator.endpoint.identity.addresses]
+        await asyncio.to_thread(remember_coordinator, folder, mine)
         whereabouts = AddressUpdates(coordinator.endpoint, host, port, options.interface, options.advertise)
         coordinator.link_watch.moved = whereabouts.moved
         admission.begin(coordinator)

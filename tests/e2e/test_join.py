@@ -493,7 +493,8 @@ async def test_a_running_member_renews_as_soon_as_it_hears(there: Coordinator, t
     trust = there.authority.trust()
     assert trust.former is not None
     endpoint = Endpoint(identity_here("worker", MESH, "desk", None, node.node_id), Recorder(), credentials=node)
-    membership.trust(endpoint, trust.data, trust.authority, (trust.former.certificate, trust.former.revocations))
+    former = trust.former.certificate, trust.former.revocations
+    await membership.trust(endpoint, trust.data, trust.authority, former)
     assert node.outdated
     await until(lambda: not node.outdated, HANGS_S)
     keeping.cancel()

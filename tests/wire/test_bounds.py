@@ -81,6 +81,8 @@ FILLED: Mapping[str, str] = {  # a test that fills it with the real part, and se
     "RECORD_WAITS": "tests/coordinator/sessions/test_record_writer.py::"
     "test_copies_are_released_after_a_while_where_the_disk_refuses",
     "CONTENT_KEPT": "tests/coordinator/jobs/test_job_store.py::test_weights_stay_a_while_for_whoever_sends_them_again",
+    "STANDBY_ACTIONS": "tests/coordinator/standby/test_standby_shell.py::"
+    "test_a_disk_that_takes_nothing_for_minutes_ends_the_coordinator",
     "STANDBY_PEERS": "tests/wire/standby/test_standby_file.py::test_of_too_many_peers_the_oldest_that_do_not_count_go",
     "JOURNAL_COPIES": "tests/wire/test_full_queues.py::test_a_standby_with_a_slow_disk_asks_again",
     "KEPT_CONTENT": "tests/worker/state/test_kept_content.py::test_so_much_is_kept_as_there_is_room_for",
@@ -121,6 +123,7 @@ BOUNDED_BY: Mapping[str, str] = {  # queues that nothing bounds themselves: the 
     "_Plan.waiting": "ARGUMENTS, JOBS_RUNNING",
     "RecordWriter._due": "RECORD_WAITS",
     "StandbyShell._inbox": SAME_TURN,
+    "StandbyShell._due": "STANDBY_ACTIONS",
     "RemoteSession._requests": "ARGUMENTS",
     "FailureDetector._withdrawn": "LINKED_NODES",
     "ArgumentRoom._waiting": "one for each thread or task that waits",

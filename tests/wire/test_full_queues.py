@@ -15,7 +15,7 @@ from support.machines.coordinator_machine import Driver, of
 
 from coordinator.calls import events as calls
 from coordinator.standby import events as standby
-from coordinator.standby.following import Following
+from coordinator.standby.following import Following, _Came
 from mesh.client.session import check_choices
 from mesh.scripts import agent
 from wire.bounds import (
@@ -36,6 +36,7 @@ from wire.bounds import (
 )
 from wire.errors import InputError, LimitExceeded, NodeLost
 from wire.protocol.messages import PlanKey
+from wire.standby.configuration import Ballot
 from wire.system.log_ring import LogRing
 from worker.state.early_tensors import EarlyTensors
 from worker.state.events import Inline, Log, Release
@@ -86,10 +87,11 @@ def test_a_standby_with_a_slow_disk_asks_again() -> None:
     fed: list[standby.Event] = []
     follower = cast(Any, Following.__new__(Following))
     follower._writes = asyncio.Queue(JOURNAL_COPIES.most)
-    follower._came, follower._came_of = [], ()
     follower._shell = SimpleNamespace(feed=fed.append)
-    for number in range(JOURNAL_COPIES.most + 2):
-        follower._write(standby.Write(cast(Any, SimpleNamespace(stream=number))))
+    messages = [standby.Entries("a", Ballot(1, "a"), number, 0, 0) for number in range(JOURNAL_COPIES.most + 2)]
+    follower._came = dict.fromkeys(messages, _Came([], ()))
+    for message in messages:
+        follower._write(standby.Write(message))
     assert follower._writes.qsize() == JOURNAL_COPIES.most
     assert fed == [standby.NotStored(JOURNAL_COPIES.most), standby.NotStored(JOURNAL_COPIES.most + 1)]
 

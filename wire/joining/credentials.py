@@ -37,6 +37,7 @@ from ..security.certificates import (
 )
 from ..security.tls import TLSContext, TLSFiles, client_context, join_server_context, reload, server_context
 from ..system.atomic_files import Disk
+from ..system.in_order import InOrder
 from ..system.private_folder import private_folder
 from ..timeouts import DEFAULT_TIMEOUTS, Timeouts
 from .join_protocol import Admitted, Former, Grant
@@ -48,13 +49,17 @@ LOOK_S = 60.0  # how often the clock is looked at: a laptop that slept wakes wit
 
 
 class Credentials:
-    """The identity in `folder`; ConfigError if what is there cannot be used.  One process per folder."""
+    """The identity in `folder`; ConfigError if what is there cannot be used.  One process per folder.
+
+    What changes it has two forms: one that waits for the disk, and one for event loops, which do not.
+    """
 
     def __init__(self, folder: Path, disk: Disk | None = None) -> None:
         self.files = TLSFiles(folder / "node.key", folder / "certificate.pem", folder / "trust.pem")
         self._mesh_file = folder / "mesh.json"
         self._disk = disk or Disk()
         self._contexts: dict[Callable[[TLSFiles], TLSContext], TLSContext] = {}
+        self._changes = InOrder()
         private_folder(folder)
         if not self.files.key.exists():
             self._write(self.files.key, new_key().pem())
@@ -119,6 +124,30 @@ class Credentials:
         ProtocolError, and nothing changed, unless it is for this node's key and signed by the authority.
         """
         admitted = self._checked(admitted)
+        self._keep(admitted)
+        self._use(admitted)
+        return self.member
+
+    async def adopt_here(self, admitted: Admitted) -> Member:
+        """`adopt` on an event loop."""
+        await self._change(lambda: admitted)
+        return self.member
+
+    async def _change(self, change: Callable[[], Admitted | None]) -> bool:
+        """Adopt what `change` says once those before are done, as it depends on them; False if it says None."""
+
+        async def adopt() -> bool:
+            admitted = change()
+            if admitted is None:
+                return False
+            admitted = self._checked(admitted)
+            await asyncio.to_thread(self._keep, admitted)
+            self._use(admitted)
+            return True
+
+        return await self._changes.do("writing whom to trust", adopt)
+
+    def _keep(self, admitted: Admitted) -> None:
         trusted = [(admitted.authority, admitted.grant.revocations)]
         if admitted.former is not None:
             trusted.append((admitted.former.certificate, admitted.former.revocations))
@@ -128,8 +157,6 @@ class Credentials:
         self._write(
             self.files.certificate, certificate_pem(admitted.grant.certificate)
         )  # last: with it, it is a member
-        self._use(admitted)
-        return self.member
 
     def move_to(self, folder: Path) -> None:
         """Make this the identity in another folder, instead of what was there; of no use itself from then on."""
@@ -143,14 +170,29 @@ class Credentials:
         `data` is the revocation list, `authority` a new one if there is one, `former` the one before while that is
         trusted, too.
         """
+        news = self._trusting(data, authority, former)
+        if news is not None:
+            self.adopt(news)
+        return news is not None
+
+    def check_trust(self, data: bytes, authority: bytes, former: Former | None) -> None:
+        """Check what `take_trust` is given, and change nothing; ProtocolError where that would raise it."""
+        news = self._trusting(data, authority, former)
+        if news is not None:
+            self._checked(news)
+
+    async def take_trust_here(self, data: bytes, authority: bytes = b"", former: Former | None = None) -> bool:
+        """`take_trust` on an event loop."""
+        return await self._change(lambda: self._trusting(data, authority, former))
+
+    def _trusting(self, data: bytes, authority: bytes, former: Former | None) -> Admitted | None:
         admitted, grant = self.admitted, self.admitted.grant
         authority = authority or admitted.authority
         number = read_revocations(data, authority).number
         same = authority == admitted.authority and _vouched(former) == _vouched(admitted.former)
         if same and number <= self.revocations.number:
-            return False
-        self.adopt(Admitted(Grant(grant.certificate, data, grant.mesh, grant.epoch), authority, former))
-        return True
+            return None
+        return Admitted(Grant(grant.certificate, data, grant.mesh, grant.epoch), authority, former)
 
     # -- TLS
 
@@ -279,7 +321,7 @@ async def keep_renewed(
         while (left_s := due_s - clock()) > 0 and not credentials.outdated:
             await sleep(min(left_s, LOOK_S))
         try:
-            member = credentials.adopt(await ask())
+            member = await credentials.adopt_here(await ask())
             log.info("certificate renewed, good for %.0f h", (member.ends_s - clock()) / 3600)
             logged = ""
         except MeshError as error:

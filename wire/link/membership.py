@@ -9,7 +9,8 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterable, Sequence
+from collections.abc import AsyncIterable, Awaitable, Sequence
+from functools import partial
 from pathlib import Path
 
 from ..addresses import parse_address
@@ -21,12 +22,15 @@ from ..joining.join_tokens import Token
 from ..roles import member_id
 from ..security.certificates import NodeKey
 from ..system.atomic_files import Disk
+from ..system.in_order import InOrder
+from ..system.tasks import Tasks
 from ..timeouts import DEFAULT_TIMEOUTS, Timeouts
 from .endpoint import Endpoint
 
 log = logging.getLogger("graph_mesh.identity")
 
 COORDINATOR_FILE = "coordinator.json"
+TRUST_AGAIN_S = 5.0  # until what the disk refused is written again
 
 
 class Membership:
@@ -38,13 +42,17 @@ class Membership:
         self._file = folder / COORDINATOR_FILE
         self.coordinator = coordinator_known(self._file)
         self._nap = InterruptibleSleep()
+        self._notes = InOrder()
+        self._tasks = Tasks()
+        self._trusting: asyncio.Task[None] | None = None  # as the coordinator said last
 
-    def met(self, addresses: Sequence[str]) -> None:
+    def met(self, addresses: Sequence[str]) -> Awaitable[None]:
         """The coordinator can be dialled at these "host:port": it renews certificates, and is looked for after a
-        restart."""
+        restart.  What is returned is over once a disk has it."""
         if addresses and tuple(addresses) != self.coordinator:
             self.coordinator = tuple(addresses)
-            remember_coordinator(self._file.parent, self.coordinator)
+        write = partial(asyncio.to_thread, remember_coordinator, self._file.parent, self.coordinator)
+        return self._notes.begin("remembering the coordinator", write)
 
     async def keep(self) -> None:
         """Keep the certificate renewed, for ever; at once if it has run out."""
@@ -63,7 +71,7 @@ class Membership:
         if not (out or self.credentials.outdated) or not (address or self.coordinator):
             return None
         try:
-            self.credentials.adopt(await self._renewed(address))
+            await self.credentials.adopt_here(await self._renewed(address))
         except MeshError as error:
             what = "has run out" if out else "is of an authority that is replaced"
             return NotTrusted(
@@ -77,7 +85,7 @@ class Membership:
         """Why the coordinator at this "host:port" does not take this node, as it says at its join port."""
         try:
             async with asyncio.timeout(self._timeouts.refusal_reason_s):
-                self.credentials.adopt(await self._renewed(address))
+                await self.credentials.adopt_here(await self._renewed(address))
         except (JoinRefused, NotTrusted) as error:
             return error
         except (MeshError, TimeoutError) as error:
@@ -88,9 +96,37 @@ class Membership:
         """The machine slept: the certificate may be due, or have run out."""
         self._nap.end()
 
-    def trust(self, endpoint: Endpoint, data: bytes, authority: bytes, former: tuple[bytes, bytes]) -> None:
-        """The coordinator says who is out, and has no link from now on, and whom to trust (see `take_trust`)."""
-        if not self.credentials.take_trust(data, authority, Former(*former) if all(former) else None):
+    def close(self) -> None:
+        """Try nothing again."""
+        self._tasks.cancel()
+
+    def trust(
+        self, endpoint: Endpoint, data: bytes, authority: bytes, former: tuple[bytes, bytes]
+    ) -> asyncio.Task[None]:
+        """The coordinator says who is out, and has no link from now on, and whom to trust (see `take_trust`).
+
+        It is heeded once the disk has it, which is tried again where it refuses: it is said once.  ProtocolError for
+        what the mesh's authority did not sign.
+        """
+        said = data, authority, Former(*former) if all(former) else None
+        self.credentials.check_trust(*said)
+        if self._trusting is not None:
+            self._trusting.cancel()  # what was said before is not tried again
+        self._trusting = self._tasks.run("taking up whom to trust", self._trust(endpoint, *said), log.error)
+        return self._trusting
+
+    async def _trust(self, endpoint: Endpoint, data: bytes, authority: bytes, former: Former | None) -> None:
+        told = ""
+        while True:
+            try:
+                news = await self.credentials.take_trust_here(data, authority, former)
+                break
+            except ConfigError as error:
+                if str(error) != told:
+                    told = str(error)
+                    log.error("whom to trust is not written, and is not heeded before that: %s", error)
+            await asyncio.sleep(TRUST_AGAIN_S)
+        if not news:
             return
         if self.credentials.outdated:
             log.info("mesh %s has a new authority", self.credentials.mesh)

@@ -6,6 +6,7 @@ all coordinators that its journal goes on from, and where the other ones are dia
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
@@ -14,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from ..bounds import STANDBY_PEERS
-from ..errors import ConfigError
+from ..errors import ConfigError, NotDurable
 from ..system.atomic_files import Disk
+from ..system.in_order import InOrder
 from .configuration import Ballot, Configuration, Record
 
 STANDBY_FILE = "standby.json"
@@ -34,31 +36,49 @@ class Remembered:
 
 
 class StandbyFile:
-    """The file in `folder`; what it says is read once."""
+    """The file in `folder`; what it says is read once.  Threads write it, one change after the other."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, disk: Disk | None = None) -> None:
         self._path = folder / STANDBY_FILE
         self.exists = self._path.exists()
         self.remembered = self._read() if self.exists else Remembered()
+        self._disk = disk or Disk()
+        self._changes = InOrder()
 
-    def change(self, **fields: Any) -> None:
-        """Write it with other values in some fields; OSError if the disk refuses."""
+    async def change(self, **fields: Any) -> None:
+        """Write it with other values in some fields, unless it has them; NotDurable if the disk refuses, and then
+        `remembered` is as it was."""
+        await self._changes.do("writing who serves", lambda: self._change(fields))
+
+    async def met(self, node: str, addresses: Sequence[str], **fields: Any) -> None:
+        """Remember where another coordinator is dialled, and forget the oldest of too many; never one that counts, as
+        it may have taken over.  Other fields are written along.  NotDurable if the disk refuses."""
+
+        async def change() -> None:
+            peers = {**self.remembered.peers, node: tuple(addresses)}
+            known = self.remembered.record.configuration
+            counts = {node} | (known.everybody if known is not None else frozenset())
+            spare = [each for each in peers if each not in counts]
+            for gone in spare[: max(len(peers) - PEERS_MAX, 0)]:
+                del peers[gone]
+            await self._change({**fields, "peers": peers})
+
+        await self._changes.do("writing where a coordinator is", change)
+
+    async def _change(self, fields: Mapping[str, Any]) -> None:
         changed = dataclasses.replace(self.remembered, **fields)
         if changed == self.remembered and self.exists:
             return
-        Disk().write_whole(self._path, [json.dumps(_fields(changed), indent=1).encode()])
+        try:
+            data = json.dumps(_fields(changed), indent=1).encode()
+            await asyncio.to_thread(self._disk.write_whole, self._path, [data])
+        except OSError as error:
+            raise NotDurable(
+                f"{self._path} cannot be written, and without it this node would forget what it promised",
+                cause=str(error),
+                next_step="Make room on that disk, or have it repaired",
+            ) from None
         self.remembered, self.exists = changed, True
-
-    def met(self, node: str, addresses: Sequence[str]) -> None:
-        """Remember where another coordinator is dialled, and forget the oldest of too many; never one that counts, as
-        it may have taken over.  OSError if the disk refuses."""
-        peers = {**self.remembered.peers, node: tuple(addresses)}
-        known = self.remembered.record.configuration
-        counts = {node} | (known.everybody if known is not None else frozenset())
-        spare = [each for each in peers if each not in counts]
-        for gone in spare[: max(len(peers) - PEERS_MAX, 0)]:
-            del peers[gone]
-        self.change(peers=peers)
 
     def _read(self) -> Remembered:
         try:

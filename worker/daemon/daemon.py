@@ -12,6 +12,7 @@ import contextlib
 import logging
 from collections import deque
 from dataclasses import replace
+from functools import partial
 
 from wire.addresses import parse_address, shown
 from wire.joining.credentials import Credentials
@@ -253,6 +254,8 @@ class Daemon:
         """Let the last messages out, end the children, release what is ours; nothing is decided any more."""
         self.shell.machine = None
         self.shell.tasks.cancel()
+        if self._membership:
+            self._membership.close()
         self._fetcher.close()
         self._sender.close()
         self._bridge.close()
@@ -272,12 +275,17 @@ class Daemon:
 
     async def _look_for_membership(self) -> None:
         """A worker that started before its mesh had an authority starts again once it is let in, if nobody needs it."""
-        find, shell = self._environment.credentials, self.shell
-        while shell.machine is None or shell.machine.served or not find(self._folder.path, self._folder.name):
+        find, folder = self._environment.credentials, self._folder
+        look = partial(asyncio.to_thread, find, folder.path, folder.name)  # it waits for a lock, and writes files
+        while self._is_needed() or not await look() or self._is_needed():
             await asyncio.sleep(MEMBERSHIP_LOOK_S)
         log.info("this worker is a member of mesh %s now, and starts again as one", self._config.mesh_name)
         if not self._stopped.done():
             self._stopped.set_result(AGAIN)
+
+    def _is_needed(self) -> bool:
+        machine = self.shell.machine
+        return machine is None or machine.served
 
     def _stop(self, action: ev.Stop) -> None:
         log.info("leaving: %s", action.reason)

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from wire.errors import ConfigError, MeshError
+from wire.errors import MeshError
 from wire.link.endpoint import Endpoint
 from wire.link.keepalive import LinkWatch
 from wire.link.link import Link
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from wire.discovery.mdns import Announcer
 
 log = logging.getLogger("graph_mesh.worker")
-TRUST_AGAIN_S = 5.0
 OWNER_ANSWER_S = 86_400.0  # one that was stopped answers when it goes on; its link ends before, or the machine decides
 
 
@@ -109,14 +108,9 @@ class OwnerLink:
         return text_without_coordinator(waited_s, self._endpoint.identity.addresses, tallies, failures)
 
     def _trust(self, link: Link, body: Revocations) -> None:
-        """Trust whom the coordinator does; again after a while where the disk refuses, as that is said once."""
-        if self._membership is None:
-            return
-        try:
+        """Trust whom the coordinator does."""
+        if self._membership is not None:
             self._membership.trust(self._endpoint, body.data, body.authority, (body.former, body.former_data))
-        except ConfigError as error:
-            log.error("whom to trust is not written, and is not heeded before that: %s", error)
-            asyncio.get_running_loop().call_later(TRUST_AGAIN_S, self._trust, link, body)
 
     def _look(self, _action: ev.LookForOwner) -> None:
         """Dial the coordinator of before at once, whatever wait the attempts so far have come to."""

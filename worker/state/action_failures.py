@@ -21,6 +21,7 @@ _EVENTS: dict[type, Callable[[Any, MeshError], ev.Event]] = {
     ev.MakeBlob: lambda action, error: ev.BlobNotMade(action.number, error),
     ev.SendPush: lambda action, error: ev.PushFailed(action.push, error),
     ev.StartHost: lambda action, error: ev.HostLost(action.device, error),
+    ev.KeepServed: lambda action, error: ev.ServedNotKept(action.epoch, error),
 }
 
 
@@ -33,6 +34,7 @@ _DOING = {
     ev.MakeBlob: "taking a snapshot",
     ev.SendPush: "sending a tensor",
     ev.StartHost: "starting an engine host",
+    ev.KeepServed: "writing whom this worker serves",
     ev.ReplyRan: "returning outputs",
 }
 

@@ -281,6 +281,21 @@ class RequestGone:
 
 
 @dataclass(frozen=True, slots=True)
+class ServedKept:
+    """The disk has the epoch of the coordinator that this worker serves."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServedNotKept:
+    """The disk refused the epoch of the coordinator that this worker serves; NotDurable says why."""
+
+    epoch: int
+    error: MeshError
+
+
+@dataclass(frozen=True, slots=True)
 class HostLost:
     """An engine host died or hung, or could not be started again; DeviceLost or OutOfMemory says why."""
 
@@ -373,6 +388,8 @@ Event = (
     | BlobMade
     | BlobNotMade
     | RequestGone
+    | ServedKept
+    | ServedNotKept
     | HostLost
     | HostReady
     | DrainAsked
@@ -667,7 +684,8 @@ class KeepPause:
 
 @dataclass(frozen=True, slots=True)
 class KeepServed:
-    """Remember which coordinator this worker serves, so that one that was replaced by it is refused."""
+    """Remember which coordinator this worker serves, so that one that was replaced by it is refused; `ServedKept` once
+    that is on the disk."""
 
     epoch: int
 

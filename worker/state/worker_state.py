@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
-from wire.errors import Cancelled, MeshError, NodeLost, StaleGeneration
+from wire.errors import Busy, Cancelled, MeshError, NodeLost, StaleGeneration
 from wire.protocol.messages import Done, PlanKey, Working
 
 from . import events as ev
@@ -48,6 +48,8 @@ class WorkerState:
         self.incarnation = incarnation
         self._bounds = bounds or Bounds()
         self._lease = Lease(self._bounds.keep_orphans_s, self._bounds.served_epoch)
+        self._kept_epoch = self._bounds.served_epoch  # that the disk has
+        self._joining: list[ev.JoinAsked] = []  # coordinators that wait until it has theirs
         self._availability = Availability()
         self._earlier = frozenset[PlanKey]()  # plans of its earlier epochs that the owner goes on with
         self._devices = tuple(DeviceQueue() for _ in range(devices))
@@ -87,6 +89,8 @@ class WorkerState:
             ev.BlobMade: self._snapshots.blob_made,
             ev.BlobNotMade: self._snapshots.blob_failed,
             ev.RequestGone: self._request_gone,
+            ev.ServedKept: self._served_kept,
+            ev.ServedNotKept: self._served_not_kept,
             ev.HostLost: self._losses.lost,
             ev.HostReady: self._losses.ready,
             ev.DrainAsked: lambda event, now: self._leave(event.reason, EXIT_DRAINED, now),
@@ -180,7 +184,7 @@ class WorkerState:
         refusal = self._availability.unavailable() or self._lease.refusal(event)
         if refusal is not None:
             return [ev.Refuse(event.request, refusal)]
-        mine, before, served = self._lease.is_held_by(event.node), self.owner, self._lease.served_epoch
+        mine, before = self._lease.is_held_by(event.node), self.owner
         if self._lease.is_back(event) or self._lease.continues(event):
             self._earlier = frozenset(event.earlier)
             kept = {PlanKey(event.epoch, generation) for generation in event.kept} | self._earlier
@@ -192,14 +196,39 @@ class WorkerState:
             reason = f"coordinator {event.name} takes over"
             actions = self._lose_owner(now, reason, not mine) if self.owner is not None else []
         self._lease.joined(event, now)
+        if event.epochs and self._lease.served_epoch != self._kept_epoch:
+            self._joining.append(event)
+            return [*actions, ev.KeepServed(self._lease.served_epoch)]
+        return [*actions, *self._joined(event, now)]
+
+    def _joined(self, event: ev.JoinAsked, now: float) -> list[ev.Action]:
         made = {plan.key.generation: plan.carried.made for plan in self._plans.values() if plan.deployed}
         held = tuple(sorted(made))
         self.log.add(now, f"joined {event.name} epoch {event.epoch}" + (f" with {len(held)} plans" if held else ""))
-        if self._lease.served_epoch != served:
-            actions.append(ev.KeepServed(self._lease.served_epoch))
         steps = tuple(made[generation] for generation in held)
         answer = ev.ReplyJoined(event.request, event.blobs, self.paused, held, steps)
-        return [*actions, answer, ev.StartBeats(event.node, event.beat_s)]
+        return [answer, ev.StartBeats(event.node, event.beat_s)]
+
+    def _served_kept(self, event: ev.ServedKept, now: float) -> list[ev.Action]:
+        self._kept_epoch = event.epoch
+        actions = list[ev.Action]()
+        for join in self._end_joins(event.epoch):
+            if self._lease.is_back(join):
+                actions += self._joined(join, now)
+            else:
+                actions.append(ev.Refuse(join.request, Busy("this worker went to another coordinator meanwhile")))
+        return actions
+
+    def _served_not_kept(self, event: ev.ServedNotKept, now: float) -> list[ev.Action]:
+        """Nobody is told that it has this worker, which could forget that: who asks again is heard again."""
+        self.log.add(now, f"epoch {event.epoch} does not have this worker: {event.error}")
+        return [ev.Refuse(join.request, event.error) for join in self._end_joins(event.epoch)]
+
+    def _end_joins(self, epoch: int) -> list[ev.JoinAsked]:
+        """The coordinators of this epoch that waited for the disk; they do no more."""
+        ended = [join for join in self._joining if join.epoch == epoch]
+        self._joining = [join for join in self._joining if join.epoch != epoch]
+        return ended
 
     def _heard(self, event: ev.Heard | ev.SuspectedBy | ev.RunAsked | ev.TensorArrived, now: float) -> list[ev.Action]:
         if not (silent_s := self._lease.heard(event.node, now)):
@@ -331,6 +360,7 @@ class WorkerState:
 
     def _request_gone(self, event: ev.RequestGone, now: float) -> list[ev.Action]:
         self._snapshots.forget(event.request)
+        self._joining = [join for join in self._joining if join.request != event.request]
         return [*self._deployments.cancel(event.request), *self._steps.cancel(event.request)]
 
     def _prepare_failed(self, event: ev.PrepareFailed, now: float) -> list[ev.Action]:

@@ -10,7 +10,7 @@ import pytest
 
 from coordinator.jobs.journal import Entry
 from coordinator.standby import events as ev
-from coordinator.standby.following import Following
+from coordinator.standby.following import Following, _Came
 from wire.errors import NotDurable
 from wire.standby.configuration import Ballot
 from wire.system.tasks import Tasks
@@ -32,7 +32,7 @@ async def test_after_entries_that_could_not_be_copied_no_later_ones_are_acknowle
     following._writes = asyncio.Queue()
     for number, job in enumerate(("refused", "later"), 1):
         entries = ev.Entries("a", Ballot(1, "a"), 7, number, number)
-        following._writes.put_nowait((entries, [Entry(job, "accepted", b"{}")], ()))
+        following._writes.put_nowait((entries, _Came([Entry(job, "accepted", b"{}")], ())))
     tasks = Tasks()
     tasks.keep("writing", following._write_all)
     async with asyncio.timeout(10):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -20,7 +20,7 @@ from wire.errors import LimitExceeded
 from wire.limits import DEFAULT, KIB
 from wire.link.endpoint import Endpoint
 from wire.link.link import Link
-from wire.protocol.messages import JournalEntries, JournalHave, Message
+from wire.protocol.messages import AttachStandby, JournalEntries, JournalHave, Message
 from wire.protocol.messages.standby import JOURNAL_BYTES_MAX
 from wire.standby.configuration import Ballot
 
@@ -40,12 +40,13 @@ class Follower:
     def __init__(self) -> None:
         self.told: list[tuple[ev.Entries, list[Entry]]] = []
         self.following = cast(Any, Following.__new__(Following))
-        self.following._parts, self.following._came = {}, []
-        self.following._meet = lambda link: None
-        self.following._shell = SimpleNamespace(feed=self.feed)
+        self.following._parts, self.following._came = {}, {}
+        self.following._shell = SimpleNamespace(feed=self.feed, state=SimpleNamespace(meet=lambda node: None))
 
-    def feed(self, event: ev.Entries) -> None:
-        self.told.append((event, list(self.following._came)))
+    def feed(self, event: ev.Entries, then: Callable[[], object]) -> None:
+        self.told.append((event, list(self.following._came[event].entries)))
+        then()
+        assert not self.following._came
 
     def on_notify(self, link: Link, body: Message) -> None:
         assert isinstance(body, JournalEntries)
@@ -62,7 +63,7 @@ class Follower:
 def sender(endpoint: Endpoint, to: str, snapshot: Sequence[Entry]) -> Any:
     replication = cast(Any, Replication.__new__(Replication))
     replication._coordinator = SimpleNamespace(endpoint=endpoint, epochs=(1, 2))
-    replication._batch, replication._snapshots, replication._long = (10, [NEW]), {to: snapshot}, {}
+    replication._batch, replication._snapshots, replication._long = (10, [NEW]), {(to, 1): snapshot}, {}
     return replication
 
 
@@ -147,6 +148,9 @@ async def test_an_entry_of_an_older_version_that_fits_into_no_message_is_told_an
 
     replication = cast(Any, Replication.__new__(Replication))
     replication._store, replication._snapshots = SimpleNamespace(entries=stored), {}
+    replication._file = SimpleNamespace(met=lambda node, addresses: asyncio.sleep(0))
+    shell = SimpleNamespace(feed=told.append, state=SimpleNamespace(meet=lambda node: None))
+    replication._begun = lambda: asyncio.sleep(0, shell)
     with pytest.raises(LimitExceeded, match="entry of long"):
-        await replication._send_all(SimpleNamespace(feed=told.append), "b", 1)
+        await replication._send_all("b", AttachStandby(1, ()))
     assert not told

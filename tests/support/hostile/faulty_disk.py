@@ -1,14 +1,18 @@
-"""Disks that refuse: the Nth step of a Disk or of an SQLite connection fails, once or from then on."""
+"""Disks that refuse or take long: the Nth step of a Disk or of an SQLite connection fails, once or from then on."""
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import sqlite3
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from wire.system.atomic_files import Data, Disk
+
+HANGS_S = 30.0
 
 
 @dataclass(slots=True)
@@ -38,6 +42,28 @@ class QuickDisk(Disk):
 
     def sync(self, fd: int) -> None:
         return
+
+
+class SlowDisk(QuickDisk):
+    """Waits whenever it syncs, until it `goes_on`."""
+
+    def __init__(self) -> None:
+        self.goes_on, self._began = threading.Event(), threading.Event()
+
+    def sync(self, fd: int) -> None:
+        self._began.set()
+        assert self.goes_on.wait(HANGS_S)
+
+    def hold(self) -> None:
+        """Wait again from now on."""
+        self.goes_on.clear()
+        self._began.clear()
+
+    async def begins(self) -> None:
+        """Return once it waits."""
+        async with asyncio.timeout(HANGS_S):
+            while not self._began.is_set():
+                await asyncio.sleep(0.01)
 
 
 class FaultyDisk(QuickDisk):

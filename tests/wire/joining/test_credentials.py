@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.hostile.faulty_disk import FaultyDisk, Fuse, QuickDisk
+from support.hostile.faulty_disk import HANGS_S, FaultyDisk, Fuse, QuickDisk, SlowDisk
 from support.tls import MESH, Pair
 
 from wire.errors import ConfigError, ConnectFailed, ProtocolError
@@ -150,6 +150,38 @@ def test_a_newer_revocation_list_is_taken_and_an_older_one_never(tmp_path: Path)
     assert Credentials(tmp_path, QuickDisk()).revocations.includes(bad)
     with pytest.raises(ProtocolError, match="not signed"):
         node.take_trust(new_authority(MESH, NOW_S).revocations([], 9))
+
+
+async def test_on_an_event_loop_a_thread_writes_and_what_comes_meanwhile_follows_from_it(tmp_path: Path) -> None:
+    """A renewal, and a revocation that comes while it is written: the new certificate and the new list both count."""
+    disk, bad = SlowDisk(), new_key().node_id
+    disk.goes_on.set()
+    node = Credentials(tmp_path, disk)
+    node.adopt(granted(node.key))
+    disk.hold()
+    renewed = granted(node.key, now_s=NOW_S + 60.0)
+    adopting = asyncio.create_task(node.adopt_here(renewed))
+    await disk.begins()
+    trusting = asyncio.create_task(node.take_trust_here(BY.revocations([bad], 2)))
+    older = asyncio.create_task(node.take_trust_here(BY.revocations([], 1)))
+    await asyncio.sleep(0.01)
+    adopting.cancel()  # as whoever asks at a join port gives up: the thread writes on
+    assert node.certificate != renewed.grant.certificate, "it is used once it is on the disk"
+    disk.goes_on.set()
+    async with asyncio.timeout(HANGS_S):
+        assert await trusting and not await older
+    for each in (node, Credentials(tmp_path, QuickDisk())):
+        assert each.certificate == renewed.grant.certificate and each.revocations.includes(bad)
+    with pytest.raises(ProtocolError, match="not signed"):
+        node.check_trust(new_authority(MESH, NOW_S).revocations([], 9), b"", None)
+
+
+async def test_what_a_disk_refuses_on_an_event_loop_changes_nothing(tmp_path: Path) -> None:
+    before = member(tmp_path).certificate
+    node = Credentials(tmp_path, FaultyDisk(Fuse(fails_at=1)))
+    with pytest.raises(ConfigError, match="cannot write"):
+        await node.adopt_here(granted(node.key, now_s=NOW_S + 60.0))
+    assert node.certificate == before == Credentials(tmp_path, QuickDisk()).certificate
 
 
 def test_a_node_that_joins_another_mesh_trusts_the_old_one_no_more(tmp_path: Path) -> None:

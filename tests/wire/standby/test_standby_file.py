@@ -17,11 +17,11 @@ RECORD = Record(Ballot(5, "b"), Ballot(3, "a"), KNOWN)
 PEERS = {"a": ("10.0.0.2:7100",)}
 
 
-def test_it_comes_back_as_it_was(tmp_path: Path) -> None:
+async def test_it_comes_back_as_it_was(tmp_path: Path) -> None:
     file = StandbyFile(tmp_path)
     assert not file.exists and file.remembered == Remembered()
-    file.change(record=RECORD)
-    file.change(epochs=(7, 9), peers=PEERS)
+    await file.change(record=RECORD)
+    await file.change(epochs=(7, 9), peers=PEERS)
     again = StandbyFile(tmp_path)
     assert again.exists and again.remembered == Remembered(RECORD, (7, 9), PEERS)
 
@@ -47,15 +47,15 @@ def test_nobody_asks_for_another_or_for_nothing(asked: Asked) -> None:
         asked_of(vote_of(asked), "a")
 
 
-def test_of_too_many_peers_the_oldest_that_do_not_count_go(tmp_path: Path) -> None:
+async def test_of_too_many_peers_the_oldest_that_do_not_count_go(tmp_path: Path) -> None:
     """A standby that is taken down has another node take its place: it is not dialled for ever."""
     file = StandbyFile(tmp_path)
-    file.change(record=RECORD)
+    await file.change(record=RECORD)
     for name in ("b", "old", *(f"n{number}" for number in range(PEERS_MAX - 2))):
-        file.met(name, (f"{name}:7100",))
+        await file.met(name, (f"{name}:7100",))
     assert len(file.remembered.peers) == PEERS_MAX and "old" in file.remembered.peers
     for name in ("n0", "new", "newer"):
-        file.met(name, (f"{name}:7101",))
+        await file.met(name, (f"{name}:7101",))
     assert [*file.remembered.peers] == ["b", *(f"n{number}" for number in range(1, PEERS_MAX - 2)), "new", "newer"]
     assert StandbyFile(tmp_path).remembered == file.remembered, (
         "b has every acknowledged entry, and may have taken over"

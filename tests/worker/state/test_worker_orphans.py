@@ -23,7 +23,7 @@ from support.machines.worker_machine import (
     weight,
 )
 
-from wire.errors import Busy, NodeLost, StaleGeneration
+from wire.errors import Busy, NodeLost, NotDurable, StaleGeneration
 from wire.ir.codec import hash_array, tensor_bytes
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder
@@ -218,9 +218,16 @@ def test_a_coordinator_that_was_started_anew_finds_the_state_that_it_names_and_n
     assert one(ev.ReplyJoined, back(drive, epoch=9)).kept == ()
 
 
-def taken_over(drive: Driver, epochs: tuple[int, ...], node: str = "other", *earlier: PlanKey) -> list[ev.Action]:
+def asks(drive: Driver, epochs: tuple[int, ...], node: str = "other", *earlier: PlanKey) -> list[ev.Action]:
     epoch = max(epochs)
     return drive(ev.JoinAsked(node, drive.request(), node, epoch, 0.1, SILENCE_S, earlier=earlier, epochs=epochs))
+
+
+def taken_over(drive: Driver, epochs: tuple[int, ...], node: str = "other", *earlier: PlanKey) -> list[ev.Action]:
+    """All that follows, with a disk that takes what is to be kept."""
+    actions = asks(drive, epochs, node, *earlier)
+    kept = [drive(ev.ServedKept(keep.epoch)) for keep in of(ev.KeepServed, actions)]
+    return [*actions, *(action for after in kept for action in after)]
 
 
 def test_a_standby_takes_over_at_once_with_the_plans_that_it_names() -> None:
@@ -231,6 +238,47 @@ def test_a_standby_takes_over_at_once_with_the_plans_that_it_names() -> None:
     assert one(ev.CloseLink, actions).node == COORD
     assert one(ev.KeepServed, actions).epoch == 9
     assert drive.machine.owner is not None and drive.machine.owner.node == "other"
+
+
+FULL = NotDurable("the file cannot be written", cause="no space left")
+
+
+def test_a_coordinator_has_this_worker_once_the_disk_has_its_epoch() -> None:
+    drive = served(PIN, deploy(ONE_PART))
+    actions = asks(drive, (7, 9), "other", PINS)
+    assert one(ev.KeepServed, actions).epoch == 9
+    assert not of(ev.ReplyJoined, actions) and not of(ev.StartBeats, actions), "it may be forgotten yet"
+    drive(ev.DropAsked("other", drive.request(), PINS, False))
+    kept = drive(ev.ServedKept(9))
+    assert one(ev.ReplyJoined, kept).kept == (), "it is told what is here now"
+    assert one(ev.StartBeats, kept).node == "other"
+    assert not of(ev.KeepServed, asks(drive, (7, 9), "other")), "the disk has it"
+
+
+def test_where_the_disk_refuses_it_the_coordinator_is_told_why_and_may_ask_again() -> None:
+    drive = served()
+    for _ in range(2):
+        assert one(ev.KeepServed, asks(drive, (7, 9))).epoch == 9, "it is tried again"
+        refused = drive(ev.ServedNotKept(9, FULL))
+        assert one(ev.Refuse, refused).error is FULL and not of(ev.ReplyJoined, refused)
+    assert isinstance(one(ev.Refuse, asks(drive, (7,), COORD)).error, StaleGeneration), "it was replaced all the same"
+    assert of(ev.ReplyJoined, taken_over(drive, (7, 9)))
+
+
+def test_whoever_took_over_while_another_waited_for_the_disk_has_this_worker() -> None:
+    drive = served()
+    first, second = asks(drive, (7, 9)), asks(drive, (7, 9, 12), "third")
+    assert one(ev.KeepServed, first).epoch == 9 and one(ev.KeepServed, second).epoch == 12
+    assert isinstance(one(ev.Refuse, drive(ev.ServedKept(9))).error, Busy)
+    assert of(ev.ReplyJoined, drive(ev.ServedKept(12)))
+
+
+def test_a_coordinator_that_gave_up_waiting_for_the_disk_has_no_answer() -> None:
+    drive = served()
+    request = one(ev.KeepServed, asks(drive, (7, 9))) and drive.machine._joining[0].request
+    drive(ev.RequestGone(request))
+    assert drive(ev.ServedKept(9)) == []
+    assert of(ev.ReplyJoined, taken_over(drive, (7, 9)))
 
 
 def test_a_coordinator_that_was_replaced_is_refused_also_after_a_restart_of_either() -> None:
