@@ -217,6 +217,11 @@ def loop_with(
     builder.position_at_end(end)
 
 
+def keep_order(builder: ir.IRBuilder) -> None:
+    """Nothing that reads or writes memory is moved across this place."""
+    builder.asm(ir.FunctionType(VOID, []), "", "~{memory}", [], True)
+
+
 def prefetch(builder: ir.IRBuilder, address: ir.Value, write: bool = False, cache: int = 1) -> None:
     """Fetch the line of an element that is to be read or written soon, into the first or the second cache; what is not
     there does no harm."""

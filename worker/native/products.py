@@ -32,12 +32,14 @@ from .cores import (
     vector_of,
     whole_vectors,
 )
-from .llvm import ADDRESS, I1, I64, Processor, index, ir, loop, loop_with, prefetch
+from .llvm import ADDRESS, I1, I64, Processor, index, ir, keep_order, loop, loop_with, prefetch
 from .runner import KERNEL
 from .spans import DEPTH_MIN, Spans
 from .vectors import Vectors
 
 COLUMNS_FOR_FEW = 128  # of a block for few rows, since it is read once
+TURNS = 2  # elements of the length that a micro kernel takes in a turn of its loop
+HELD = 7  # rows whose loads LLVM may move: with more it loads earlier than there are registers, and spills sums
 AT_A_TIME = 16  # elements of the length to pack before the next panel, where those of a panel do not lie together
 
 
@@ -324,14 +326,18 @@ class _ProductCore(_Packing):
         build.position_at_end(again)
         starts, stops = build.phi(I64), build.phi(I64)
         zeros = [self._zeros()] * (rows * vectors)
-        with loop_with(build, starts, stops, index(1), zeros, "k") as (k, sums, following):
-            self._fetch(build, Matrix(c, c_row, index(1)), rows, vectors, k)
-            element = build.gep(of_a, [build.mul(k, index(tile.height))])
-            line_start = self._line(build, of_b, k)
-            line = [v.load(build.gep(line_start, [index(at * tile.lanes)])) for at in range(vectors)]
-            for row in range(rows):
-                factor = v.splat(build.load(build.gep(element, [index(row)])))
-                following += [self._chain(build, factor, line[at], sums[row * vectors + at]) for at in range(vectors)]
+        last_row = build.gep(c, [build.mul(index(rows - 1), c_row)])
+        whole = build.add(starts, build.and_(build.sub(stops, starts), index(-TURNS)))
+        with loop_with(build, starts, whole, index(TURNS), [*zeros, c], "turns") as (k, (*held, ahead), following):
+            for at in range(0, vectors * tile.lanes, LINE // tile.bytes):
+                prefetch(build, build.gep(ahead, [index(at)]), write=True)
+            sums = held
+            for turn in range(TURNS):
+                sums = self._turn(build, of_a, of_b, build.add(k, index(turn)), sums, vectors)
+            behind = build.icmp_unsigned(">=", ahead, last_row)
+            following += [*sums, build.select(behind, ahead, build.gep(ahead, [c_row]))]
+        with loop_with(build, whole, stops, index(1), held, "k") as (k, sums, following):
+            following += self._turn(build, of_a, of_b, k, sums, vectors)
         build.cbranch(build.icmp_signed("<", stops, depth), check, done)
         build.position_at_end(check)
         build.cbranch(self.spans.lost(build, sums), again, done).set_weights([1, 1000])
@@ -345,13 +351,22 @@ class _ProductCore(_Packing):
         build.ret_void()
         return function
 
-    def _fetch(self, build: ir.IRBuilder, c: Matrix, rows: int, vectors: int, k: ir.Value) -> None:
-        """Fetch a line of C, another one for every second k.  All of them at once would hold up the panels' lines."""
-        lines = max(1, vectors * self.tile.lanes * self.tile.bytes // LINE)  # of a row
-        turn = build.udiv(k, index(2))
-        row = smaller(build, build.udiv(turn, index(lines)), index(rows - 1))
-        column = build.mul(build.urem(turn, index(lines)), index(LINE // self.tile.bytes))
-        prefetch(build, c.at(build, row, column), write=True)
+    def _turn(
+        self, build: ir.IRBuilder, of_a: ir.Value, of_b: Sequence[ir.Value], k: ir.Value, sums: Sequence[ir.Value],
+        vectors: int,
+    ) -> list[ir.Value]:  # fmt: skip
+        """The sums, row by row, with the products of one k."""
+        v, lanes = Vectors(build, self.tile.lanes), self.tile.lanes
+        element = build.gep(of_a, [build.mul(k, index(self.tile.height))])
+        line_start = self._line(build, of_b, k)
+        line = [v.load(build.gep(line_start, [index(at * lanes)])) for at in range(vectors)]
+        following = []
+        for row in range(len(sums) // vectors):
+            if row % HELD == 0:
+                keep_order(build)
+            factor = v.splat(build.load(build.gep(element, [index(row)])))
+            following += [self._chain(build, factor, line[at], sums[row * vectors + at]) for at in range(vectors)]
+        return following
 
     def _line(self, build: ir.IRBuilder, of_b: Sequence[ir.Value], k: ir.Value) -> ir.Value:
         """The address of the elements that a panel of B has for a k."""

@@ -29,7 +29,7 @@ from .taps import Axis
 
 ACROSS_MAX = 16  # taps across: each has instructions of its own
 ELEMENTS = 1 << 17  # of a task's copies, which are for half a second cache
-COLUMNS, ROWS = 512, 4  # of a box that pay for packing the weights, and for copying the rows above and below it
+COLUMNS, ROWS = 1024, 4  # of a box that pay for packing the weights, and for copying the rows above and below it
 WIDTH_MAX, WIDTH_MIN = 1024, 64  # of rows that are not cut, and of the parts of others
 BEHIND = 64  # elements behind the last one of all copies that vectors reach
 STEPS = 4  # elements of a short vector, at the end of a row that is cut
