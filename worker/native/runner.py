@@ -73,12 +73,17 @@ class Job(IntEnum):
     CLOCK_OF = 19
     WALK = 20  # the address of `walk`, with a clock or without
     WAIT = 21  # int (semaphore, int64): -1
-    ROAM = 22  # int (int, int64, int64): 0, ROAM_BYTES, the address of a set of cores
+    ROAM = 22  # int (int, int64, int64): a thread or 0, ROAM_BYTES, the address of a set of cores
     ROAM_BYTES = 23
     POST = 24  # int (semaphore, int64, int64): 1, 0
     HELPERS = 25  # the address of a line for every thread but the first
     RUN = 26  # the number of the run that was opened last
     CLOSED = 27  # not 0: the threads end
+    HERE = 28  # int (): the core of this thread
+    CORES = 29  # how many cores there are to wake threads on
+    PLACES = 30  # for each core, which of these it is; negative for others
+    ALONE = 31  # the address of a set for each of these cores, with this one
+    EVERY = 32  # the address of the set of all of them
 
 
 class Helper(IntEnum):
@@ -87,12 +92,14 @@ class Helper(IntEnum):
     SEMAPHORE = 0
     SLEEPS = 1  # 1: it waits for its semaphore, or is about to, and whoever makes it 0 posts
     ROAMS = 2  # the address of the cores that it may go to once it is awake, or 0
+    THREAD = 3  # its number for the system
 
 
-JOB_WORDS = 28
+JOB_WORDS = 33
 BEGAN, ENDED, READINGS = 0, 1, 2
 TAKEN, DONE = 0, 1
 WALKERS = ir.FunctionType(I64, [I64.as_pointer(), I64])
+ROAM = ir.FunctionType(I32, [I32, I64, I64])
 
 
 class Runner:
@@ -102,7 +109,7 @@ class Runner:
     alone(rows, count, stop, scratch) -> STOPPED or 0
     bind(words, table, count, addresses), at once
     open(job, rows, count, counters, stop, threads), at once
-    wake(job, helpers), at once: a run is about to open
+    wake(job, helpers, spread), at once: a run is about to open; if `spread`, each wakes on another core than this one
     walk(job, thread) -> STOPPED or 0, for thread 0 when all rows are done
     attend(job, thread), for the other threads: walk in every run until the job is closed
     close(job)
@@ -121,7 +128,7 @@ class Runner:
         self.open = function("open", 6, kind=ctypes.PYFUNCTYPE)
         self.bind = function("bind", 4, kind=ctypes.PYFUNCTYPE)
         self.walk = function("walk", 2, ctypes.c_int64)
-        self.wake = function("wake", 2, kind=ctypes.PYFUNCTYPE)
+        self.wake = function("wake", 3, kind=ctypes.PYFUNCTYPE)
         self.attend = function("attend", 2)
         self.close = function("close", 1)
         self.chain, self.walk_address = code.address("chain"), code.address("walk")
@@ -243,9 +250,11 @@ class _Runner:
         build.ret(build.load(result))
 
     def _wake(self) -> None:
-        function, build = self._function("wake", ir.FunctionType(VOID, [I64.as_pointer(), I64]))
-        job, helpers = function.args
+        function, build = self._function("wake", ir.FunctionType(VOID, [I64.as_pointer(), I64, I64]))
+        job, helpers, spread = function.args
         build.store_atomic(index(1), _word(build, job, Job.COMING), "seq_cst", 8)
+        with build.if_then(build.icmp_signed("!=", spread, index(0))):
+            self._spread(build, job, helpers)
         post = self._from_job(build, job, Job.POST, ir.FunctionType(I32, [I64, I64, I64]))
         with loop(build, index(0), helpers, index(1), "helper") as at:
             line = self._helper(build, job, at)
@@ -253,6 +262,23 @@ class _Runner:
             with build.if_then(build.icmp_signed("!=", slept, index(0))):
                 build.call(post, [build.load(_word(build, line, Helper.SEMAPHORE)), index(1), index(0)])
         build.ret_void()
+
+    def _spread(self, build: ir.IRBuilder, job: ir.Value, helpers: ir.Value) -> None:
+        """Send each helper to a core of its own, as far as there are enough, and not to this one."""
+        core = build.sext(build.call(self._from_job(build, job, Job.HERE, ir.FunctionType(I32, [])), []), I64)
+        cores, alone, every = (build.load(_word(build, job, word)) for word in (Job.CORES, Job.ALONE, Job.EVERY))
+        places = build.inttoptr(build.load(_word(build, job, Job.PLACES)), I64.as_pointer())
+        bytes_of_set = build.load(_word(build, job, Job.ROAM_BYTES))
+        is_known = build.icmp_unsigned("<", core, build.mul(bytes_of_set, index(8)))  # not -1 either
+        place = build.load(build.gep(places, [build.select(is_known, core, index(0))]))
+        with build.if_then(build.and_(is_known, build.icmp_signed(">=", place, index(0)))):
+            roam, others = self._from_job(build, job, Job.ROAM, ROAM), build.sub(cores, index(1))
+            with loop(build, index(0), helpers, index(1), "spread") as at:
+                line, further = self._helper(build, job, at), build.add(build.urem(at, others), index(1))
+                target = build.urem(build.add(place, further), cores)
+                thread = build.trunc(build.load(_word(build, line, Helper.THREAD)), I32)
+                build.call(roam, [thread, bytes_of_set, build.add(alone, build.mul(target, bytes_of_set))])
+                build.store_atomic(every, _word(build, line, Helper.ROAMS), "seq_cst", 8)
 
     def _attend(self) -> None:
         function, build = self._function("attend", ir.FunctionType(VOID, [I64.as_pointer(), I64]))
@@ -304,7 +330,7 @@ class _Runner:
         cores = build.load_atomic(_word(build, line, Helper.ROAMS), "seq_cst", 8)
         with build.if_then(build.icmp_signed("!=", cores, index(0)), likely=False):
             build.store(index(0), _word(build, line, Helper.ROAMS))
-            roam = self._from_job(build, job, Job.ROAM, ir.FunctionType(I32, [I32, I64, I64]))
+            roam = self._from_job(build, job, Job.ROAM, ROAM)
             build.call(roam, [ir.Constant(I32, 0), build.load(_word(build, job, Job.ROAM_BYTES)), cores])
         with self._waiting(build, job) as leave:
             nothing = build.icmp_signed("==", word(Job.COMING), index(0))

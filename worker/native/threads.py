@@ -16,13 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import placement
-from .placement import Cores, spread
+from .placement import Cores
 from .runner import JOB_WORDS, LINE_WORDS, READINGS, STOPPED, WORDS, Helper, Job, Row, Runner
 from .semaphores import POST, WAIT, Semaphore
 
 ALIGNED = 64  # bytes of scratch memory: a vector register's, and a cache line's
 SLEEP_MICROSECONDS = 50
 IDLE_S = 0.001  # since the last run: threads that slept for less wake where they were
+LOOK_S = 1.0  # after which the system is asked again which cores this process may use
 
 
 class Stop:
@@ -92,19 +93,20 @@ class Threads:
             (Job.SCRATCH, self._addresses.ctypes.data), (Job.YIELD, yield_to_others), (Job.SLEEP, sleep),
             (Job.SLEEP_FOR, sleep_for), (Job.TIMES, 0), (Job.CLOCK, clock), (Job.CLOCK_OF, clock_of),
             (Job.WALK, runner.walk_address), (Job.WAIT, WAIT), (Job.POST, POST), (Job.ROAM, placement.ROAM),
-            (Job.ROAM_BYTES, placement.BYTES), (Job.HELPERS, self._lines.ctypes.data),
+            (Job.ROAM_BYTES, placement.BYTES), (Job.HERE, placement.HERE), (Job.HELPERS, self._lines.ctypes.data),
         ):  # fmt: skip
             self._job[word] = value
         self._address = int(self._job.ctypes.data)
         self._closed = False
         self._ended_s = 0.0  # when the last run was over
-        self._cores, self._roaming = np.zeros(placement.BYTES, np.uint8), Cores()  # where helpers may go; as a set
-        self._cores_address = int(self._cores.ctypes.data)
+        self._cores, self._looked_s = Cores(), 0.0  # where helpers may go
+        self._spread = False  # whether there are several
         self._helpers = [
             threading.Thread(target=self._help, args=(at,), name=f"kernels-{at}", daemon=True) for at in range(1, count)
         ]
-        for helper in self._helpers:
+        for helper, line in zip(self._helpers, self._lines, strict=True):
             helper.start()
+            line[Helper.THREAD] = helper.native_id or 0
         _POOLS.add(self)
 
     def run(self, program: Program, stop: Stop, threads: int | None = None) -> bool:
@@ -132,12 +134,10 @@ class Threads:
         helpers = min(threads or self.count, self.count) - 1
         if not helpers:
             return
-        if time.monotonic() - self._ended_s > IDLE_S and (cores := spread(self._helpers[:helpers])):
-            if cores != self._roaming:
-                self._cores[:] = np.frombuffer(placement.in_memory(cores), np.uint8)
-                self._roaming = cores
-            self._lines[:helpers, Helper.ROAMS] = self._cores_address
-        self.runner.wake(self._address, helpers)
+        now_s = time.monotonic()
+        if now_s - self._looked_s > LOOK_S:
+            self._look(now_s)
+        self.runner.wake(self._address, helpers, self._spread and now_s - self._ended_s > IDLE_S)
 
     def dismiss(self) -> None:
         """Let those sleep again who wait for a run that did not come."""
@@ -163,7 +163,7 @@ class Threads:
             self._closed = True
             self._job[Job.CLOSED] = 1
             if self.count > 1:
-                self.runner.wake(self._address, self.count - 1)
+                self.runner.wake(self._address, self.count - 1, False)
 
     def forked(self) -> None:
         """This is a child now, which has none of the pool's other threads, and in which nobody has the turn."""
@@ -171,6 +171,17 @@ class Threads:
 
     def _walk_with(self, runner: Runner) -> None:
         self._walker, self._job[Job.WALK] = runner, runner.walk_address
+
+    def _look(self, now_s: float) -> None:
+        count, self._looked_s = self._cores.look(), now_s
+        self._spread = count > 1
+        for word, value in (
+            (Job.CORES, count),
+            (Job.PLACES, self._cores.places.ctypes.data),
+            (Job.ALONE, self._cores.alone.ctypes.data),
+            (Job.EVERY, self._cores.every.ctypes.data),
+        ):
+            self._job[word] = value
 
     def _help(self, thread: int) -> None:
         self.runner.attend(self._address, thread)

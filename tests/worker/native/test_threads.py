@@ -20,7 +20,6 @@ from worker.native.library import Library
 from worker.native.llvm import I64, Loaded, index, loop, machine_code, new_module, this_processor
 from worker.native.llvm import ir as ir
 from worker.native.objects import Objects
-from worker.native.placement import spread
 from worker.native.runner import KERNEL, Helper
 from worker.native.threads import IDLE_S, Program, Stop, Threads
 
@@ -243,10 +242,16 @@ def test_threads_that_slept_wake_on_other_cores_and_may_leave_them() -> None:
     with contextlib.closing(Threads(library().runner(), MANY)) as threads:
         ids = [helper.native_id or 0 for helper in threads._helpers]
         assert [os.sched_getaffinity(thread) for thread in ids] == [cores] * len(ids)
-        assert spread(threads._helpers) == cores
+        sleeps = threads._lines[:, Helper.SLEEPS]
+        while not sleeps.all():
+            time.sleep(0.001)
+        sleeps[:] = 0  # nobody posts, and they stay where they are sent
+        threads.announce()
         chosen = [os.sched_getaffinity(thread) for thread in ids]
         assert all(len(core) == 1 for core in chosen)
         assert len(set.union(*chosen)) == min(len(cores) - 1, len(ids)), "this thread's core is nobody's"
+        threads.dismiss()
+        sleeps[:] = 1
         for _ in range(3):
             time.sleep(2 * IDLE_S)
             assert threads.run(program([]), Stop())
