@@ -37,7 +37,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _by_ranks(function: F) -> F:
-    """A function that ranks call together: who is no rank is told what to write, before anything else is looked at."""
+    """A function that ranks call together.  Who is no rank gets an error that says what to write, before any other."""
     within = checked(spelt(function))
 
     @wraps(function)

@@ -42,11 +42,11 @@ RANKS_TRIED_MAX = 16
 class Stateful:
     """The state of a session's graph: params by name, each with the position of the output that is its next value.
 
-    The outputs before `told` are told to the caller.  So many `values` of the state are held while steps are under way.
+    The caller gets the first `returned_count` outputs.  Workers hold `values` values of the state while steps run.
     """
 
     carries: tuple[tuple[str, int], ...]
-    told: int
+    returned_count: int
     values: int = 2
 
 
@@ -234,7 +234,7 @@ def _with_state(plan: Plan, state: Stateful, graph: WireGraph) -> Plan | None:
         return None
     carried = tuple(Carry(piece, made[piece, site]) for piece, site in read)
     params = tuple(place for place in plan.params if place.name not in carries)
-    return replace(plan, parts=parts, outputs=plan.outputs[: state.told], params=params, carries=carried)
+    return replace(plan, parts=parts, outputs=plan.outputs[: state.returned_count], params=params, carries=carried)
 
 
 def _beyond(piece: FromState, shape: tuple[int, ...]) -> bool:
@@ -274,8 +274,8 @@ def _colocation(graph: WireGraph, profiles: Profiles, state: Stateful) -> StateC
     index, carries = GraphIndex.of(graph), dict(state.carries)
     carried = {node for node in graph.params if graph.nodes[node].attrs["name"] in carries}
     held = {leaf: size * (state.values if leaf in carried else 1) for leaf, size in index.leaf_bytes.items()}
-    told = set(graph.outputs[: state.told])
-    returned = frozenset(unit for unit in index.outputs if told & set(index.members[unit]))
+    returned_nodes = set(graph.outputs[: state.returned_count])
+    returned = frozenset(unit for unit in index.outputs if returned_nodes & set(index.members[unit]))
     model = CostModel(graph, profiles, replace(index, leaf_bytes=held, returned=returned))
     return StateColocation(model, {name: graph.outputs[position] for name, position in carries.items()})
 

@@ -108,9 +108,9 @@ class Admission:
     def acted(self, link: Link, what: str, to: str) -> None:
         """Log what a client did, unless it did much of late."""
         client = member_id(link.peer.node_id)
-        untold = self._acts.record(client, f"{what} {to}", time.time())
-        if untold is not None:
-            asyncio.get_running_loop().run_in_executor(None, self.authority.acted, what, client, to, untold)
+        unlogged_count = self._acts.record(client, f"{what} {to}", time.time())
+        if unlogged_count is not None:
+            asyncio.get_running_loop().run_in_executor(None, self.authority.acted, what, client, to, unlogged_count)
 
     async def close(self) -> None:
         self._tasks.cancel()
@@ -147,7 +147,7 @@ class Admission:
                 _end_links_of_before(coordinator, trust)
 
     async def _adopt(self, trust: Trust, retry_s: float) -> None:
-        """Adopt a new trust before members are told, so that they can renew; a full disk delays that."""
+        """Adopt a new trust before members learn of it, so that they can renew; a full disk delays that."""
         while True:
             try:
                 known = self.credentials.admitted

@@ -1,6 +1,6 @@
 """MeshConfig: the settings of a mesh as data, and their defaults.
 
-A new thing that a builder can be told is a field here and a method of MeshBuilder.
+A new setting is a field here and a method of MeshBuilder.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class MeshConfig:
 
 
 def default_mesh_name() -> str:
-    """The mesh this user belongs to unless told otherwise; ConfigError if MESH_NAME is no name."""
+    """The mesh this user belongs to by default; ConfigError if MESH_NAME is no name."""
     return check_name("mesh", os.environ.get("MESH_NAME") or joined_mesh() or f"default-{getpass.getuser()}")
 
 

@@ -72,7 +72,7 @@ class Embedded:
     def live(self) -> bool:
         return self.coordinator.live
 
-    def told(self) -> str:
+    def describe(self) -> str:
         nodes = self.coordinator.nodes()
         names = [node.name + ("" if node.state == "healthy" else f" ({node.state})") for node in nodes]
         return f"{counted(len(nodes), 'worker')}: {', '.join(names)}" if nodes else "no workers"
@@ -108,7 +108,7 @@ class Embedded:
         policy = Policy(state.copies or "buddy", state.every, ahead, state.replay_bytes, bool(state.copies))
         opened = self.coordinator.sessions.open(
             self._program(work),
-            session_planner.Stateful(state.carries, state.told, ahead),
+            session_planner.Stateful(state.carries, state.returned_count, ahead),
             policy,
             None if others is None else self._elastic(others),
         )

@@ -191,7 +191,7 @@ class Remote:
     async def nodes(self) -> tuple[Node, ...]:
         return tuple(node_from(report) for report in (await self.census(pairs=False)).nodes)
 
-    def told(self) -> str:
+    def describe(self) -> str:
         host, port = self._address
         return f"the workers of the coordinator at {shown(host)}:{port}"
 
@@ -292,7 +292,7 @@ class Remote:
         return
 
     def watch(self, watcher: Callable[[Mapping[str, Any]], None]) -> None:
-        raise ConfigError("events are told by the process that holds the workers", next_step="Use mesh-coord logs JOB")
+        raise ConfigError("events are in the process that holds the workers", next_step="Use mesh-coord logs JOB")
 
     async def close(self) -> None:
         """End the link, and all that goes on in the background."""
@@ -553,7 +553,7 @@ def parse_json(text: str) -> dict[str, Any]:
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ProtocolError("the coordinator told something that is not JSON", cause=str(error)[:200]) from None
+        raise ProtocolError("the coordinator sent something that is not JSON", cause=str(error)[:200]) from None
     if not isinstance(data, dict):
-        raise ProtocolError(f"the coordinator told a {type(data).__name__} and no plan or report")
+        raise ProtocolError(f"the coordinator sent a {type(data).__name__} and no plan or report")
     return data

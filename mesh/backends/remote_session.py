@@ -101,8 +101,8 @@ class RemoteSession:
         self._heard = 0  # below it every number was answered, and so were those of `_heard_above`
         self._heard_above: set[int] = set()
         self._since = steps
-        self._told = steps  # so many steps were answered, and so were those of `_told_above`
-        self._told_above: set[int] = set()
+        self._answered_count = steps  # the first steps, all answered; those of `_answered_above` are, too
+        self._answered_above: set[int] = set()
         self._last_link: Link | None = None
         self._resuming: asyncio.Task[None] | None = None
         self._over: MeshError | None = None
@@ -161,7 +161,7 @@ class RemoteSession:
         self._offered[name] = offered
         try:
             named = state.name, state.form
-            message = OpenSession(work.graph.encoded, params, carries, state.told, *options, name, *named)
+            message = OpenSession(work.graph.encoded, params, carries, state.returned_count, *options, name, *named)
             return (await self._ask(message, SessionOpened)).session
         finally:
             del self._offered[name]
@@ -170,8 +170,8 @@ class RemoteSession:
         assert request.inputs is not None
         async with self._offering(request.inputs) as values:
             name = await self._alive()
-            told = await self._answer(request, lambda: SessionStep(name, request.number, values, self._heard))
-            return [array for _, array in told]
+            answer = await self._answer(request, lambda: SessionStep(name, request.number, values, self._heard))
+            return [array for _, array in answer]
 
     async def _state(self, request: _Request) -> dict[str, NDArray[Any]]:
         name = await self._alive()
@@ -199,7 +199,7 @@ class RemoteSession:
     ) -> list[tuple[str, NDArray[Any]]]:
         """The values of an answer, by name.  The coordinator keeps them until this client says that they have come."""
         try:
-            told, values = await self._answered(request, question)
+            answer, values = await self._answered(request, question)
         except BaseException:
             if request in self._requests:  # no longer, if it was done before
                 self._requests.remove(request)
@@ -209,12 +209,12 @@ class RemoteSession:
         if request.inputs is None:
             self._requests.remove(request)
         elif request.step is None:
-            request.step = told.step
-            self._told_above.add(told.step)
-            while self._told in self._told_above:
-                self._told_above.remove(self._told)
-                self._told += 1
-        first_feed = min(told.first_feed, self._told)
+            request.step = answer.step
+            self._answered_above.add(answer.step)
+            while self._answered_count in self._answered_above:
+                self._answered_above.remove(self._answered_count)
+                self._answered_count += 1
+        first_feed = min(answer.first_feed, self._answered_count)
         while self._requests and (step := self._requests[0].step) is not None and step < first_feed:
             self._requests.popleft()
         return values
@@ -264,9 +264,9 @@ class RemoteSession:
     async def _resume(self) -> None:
         """Go on with a coordinator that was started anew."""
         try:
-            name, number, told = await self._opened, next(self._numbers), self._told
+            name, number, known = await self._opened, next(self._numbers), self._answered_count
             while True:
-                answer = await self._ask(ResumeSession(name, told, number, self._since), SessionResumed)
+                answer = await self._ask(ResumeSession(name, known, number, self._since), SessionResumed)
                 if answer.first >= answer.until:
                     break
                 feeds = {each.step: each.inputs for each in self._requests if each.step is not None}
@@ -276,9 +276,9 @@ class RemoteSession:
             self._numbers = itertools.count(number)
             self._heard, self._heard_above = number, set()
             for request in self._requests:
-                if request.step is None or request.step >= told:
+                if request.step is None or request.step >= known:
                     request.number = next(self._numbers)
-                if request.step is not None and request.step >= told:  # its answer came before that of another
+                if request.step is not None and request.step >= known:  # its answer came before that of another
                     self._task(self._step(request))
         except MeshError as error:
             self._over = self._over or error

@@ -98,9 +98,9 @@ class AsyncMesh:
         self._room = ArgumentRoom(ARGUMENTS.most)  # of calls that were submitted, and of steps
 
     def __repr__(self) -> str:
-        return f"<{self.told('AsyncMesh')}>"
+        return f"<{self.describe('AsyncMesh')}>"
 
-    def told(self, what: str) -> str:
+    def describe(self, what: str) -> str:
         """Describe this mesh in a few words.
 
         Parameters
@@ -113,7 +113,7 @@ class AsyncMesh:
         str
             Such as "AsyncMesh: 2 workers: anna, berta".
         """
-        return f"{what}: closed" if self._closing is not None else f"{what}: {self._backend.told()}"
+        return f"{what}: closed" if self._closing is not None else f"{what}: {self._backend.describe()}"
 
     @staticmethod
     def builder() -> MeshBuilder:
@@ -316,8 +316,8 @@ class AsyncMesh:
         ...     async with await mesh.AsyncMesh.builder().simulate(2).build_async() as m:
         ...         return await m.explain(lambda x: x @ x, np.ones((4, 4)), worker="sim-1")
         >>> with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        ...     told = runner.run(main())
-        >>> told.worker, told.kernels[0].name, told.kernels[0].flops
+        ...     explanation = runner.run(main())
+        >>> explanation.worker, explanation.kernels[0].name, explanation.kernels[0].flops
         ('sim-1', 'numpy dot', 128)
         """
         self._check_open()
@@ -840,7 +840,7 @@ class AsyncMesh:
             return AsyncSession(stepping, Here(stepping), self._room)
         named = (name, stepping.form) if name else ("", b"")
         state = Stateful(
-            stepping.carries, stepping.told, stepping.state_bytes, copies, every, ahead, replay_bytes, *named
+            stepping.carries, stepping.returned_count, stepping.state_bytes, copies, every, ahead, replay_bytes, *named
         )
         return AsyncSession(stepping, self._backend.session(stepping.work, state, others), self._room, name)
 

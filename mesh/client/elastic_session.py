@@ -60,7 +60,7 @@ class Elastic:
         return Feeds(self, args, nbytes)
 
     def _checked(self, stepping: Stepping) -> Stepping:
-        if (stepping.carries, stepping.told) != (self.first.carries, self.first.told):
+        if (stepping.carries, stepping.returned_count) != (self.first.carries, self.first.returned_count):
             raise InputError("with another number of workers a step has another state")
         return stepping
 

@@ -110,10 +110,10 @@ class Explanation:
     >>> import numpy as np
     >>> import mesh
     >>> with mesh.Mesh.builder().simulate(1).build() as m:
-    ...     told = m.explain(lambda x, w: abs(x @ w), np.ones((8, 4), np.float32), np.ones((4, 2), np.float32))
-    >>> [(kernel.name, kernel.flops) for kernel in told.kernels]
+    ...     explanation = m.explain(lambda x, w: abs(x @ w), np.ones((8, 4), np.float32), np.ones((4, 2), np.float32))
+    >>> [(kernel.name, kernel.flops) for kernel in explanation.kernels]
     [('numpy dot', 128), ('numpy abs', 16)]
-    >>> told.worker, told.flops, told.no_kernel[:2]
+    >>> explanation.worker, explanation.flops, explanation.no_kernel[:2]
     ('sim-0', 144, (0, 1))
     """
 
@@ -173,8 +173,8 @@ class Explanation:
         >>> import numpy as np
         >>> import mesh
         >>> with mesh.Mesh.builder().simulate(1).build() as m:
-        ...     told = m.explain(lambda x: x @ x, np.ones((4, 4), np.float32))
-        >>> told.data()["totals"]["flops"], told.data()["kernels"][0]["nodes"]
+        ...     explanation = m.explain(lambda x: x @ x, np.ones((4, 4), np.float32))
+        >>> explanation.data()["totals"]["flops"], explanation.data()["kernels"][0]["nodes"]
         (128, (1,))
         """
         totals = ("flops", "read_bytes", "written_bytes", "predicted_s", "kernels_s")
@@ -215,28 +215,28 @@ class Explanation:
         ]
 
 
-def explanation_of(told: Explained, graph: WireGraph) -> Explanation:
-    """What a worker told of this graph."""
+def explanation_of(message: Explained, graph: WireGraph) -> Explanation:
+    """The explanation of this graph, from a worker's message."""
     kernels: list[Kernel] = []
     graphs: list[WireGraph] = []  # by kernel, that of its nodes
-    for report in told.kernels:
+    for report in message.kernels:
         inner = graph if report.inside is None else _inner(kernels, graphs, report)
         graphs.append(inner)
-        kernels.append(_kernel(len(kernels), report, inner, told))
+        kernels.append(_kernel(len(kernels), report, inner, message))
     inside = {node for kernel in kernels if kernel.inside is None for node in kernel.nodes}
     return Explanation(
-        told.worker,
-        told.device,
-        told.engine,
-        told.adapter,
-        told.gflops,
-        told.gbytes_per_s,
-        told.dispatch_s,
+        message.worker,
+        message.device,
+        message.engine,
+        message.adapter,
+        message.gflops,
+        message.gbytes_per_s,
+        message.dispatch_s,
         tuple(kernels),
         tuple(node for node in range(len(graph.nodes)) if node not in inside),
-        told.clock,
-        told.evaluations,
-        told.seconds,
+        message.clock,
+        message.evaluations,
+        message.seconds,
     )
 
 
@@ -263,9 +263,9 @@ def _inner(kernels: list[Kernel], graphs: list[WireGraph], report: KernelReport)
     return next((node.attrs[report.body] for node in nodes if report.body in node.attrs), around)
 
 
-def _kernel(number: int, report: KernelReport, graph: WireGraph, told: Explained) -> Kernel:
+def _kernel(number: int, report: KernelReport, graph: WireGraph, message: Explained) -> Kernel:
     moved = report.read_bytes + report.written_bytes
-    busy_s = max(report.flops / (told.gflops * 1e9 or 1.0), moved / (told.gbytes_per_s * 1e9 or 1.0))
+    busy_s = max(report.flops / (message.gflops * 1e9 or 1.0), moved / (message.gbytes_per_s * 1e9 or 1.0))
     times = max(report.runs, 1) if report.inside is not None else 1
     ops = tuple(_op(graph.nodes[index]) for index in report.nodes if index < len(graph.nodes))
     return Kernel(

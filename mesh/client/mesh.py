@@ -94,7 +94,7 @@ class Mesh:
             raise
 
     def __repr__(self) -> str:
-        return f"<{self._async.told('Mesh')}>"
+        return f"<{self._async.describe('Mesh')}>"
 
     @staticmethod
     def builder() -> MeshBuilder:
@@ -267,10 +267,10 @@ class Mesh:
         >>> import numpy as np
         >>> import mesh
         >>> with mesh.Mesh.builder().simulate(2).build() as m:
-        ...     told = m.explain(lambda x: mesh.nn.softmax(x @ x), np.ones((8, 8), np.float32), worker="sim-1")
-        >>> [kernel.ops for kernel in told.kernels][:1], told.kernels[0].flops, told.worker
+        ...     explanation = m.explain(lambda x: mesh.nn.softmax(x @ x), np.ones((8, 8), np.float32), worker="sim-1")
+        >>> [kernel.ops for kernel in explanation.kernels][:1], explanation.kernels[0].flops, explanation.worker
         ([('dot',)], 1024, 'sim-1')
-        >>> str(told).splitlines()[0].split()[:4]
+        >>> str(explanation).splitlines()[0].split()[:4]
         ['kernel', 'name', 'nodes', 'ops']
         """
         return self.wait(self._async.explain(fn, *args, worker=worker, text=text, **named))
@@ -895,7 +895,7 @@ class Job:
         return self._form.unbind(self._waiter.value(timeout_s))
 
     def __repr__(self) -> str:
-        return f"<Job: {self._form.graph.name or 'unnamed'}, {self._waiter.told}>"
+        return f"<Job: {self._form.graph.name or 'unnamed'}, {self._waiter.status}>"
 
     def done(self) -> bool:
         """Return whether the job has ended: well, with an error, or cancelled.
@@ -953,7 +953,7 @@ class Session:
         self._async = session
 
     def __repr__(self) -> str:
-        return f"<{self._async.told('Session')}>"
+        return f"<{self._async.describe('Session')}>"
 
     @property
     def running(self) -> Running:
@@ -1157,7 +1157,7 @@ class Step:
         return self._waiter.value(timeout_s)
 
     def __repr__(self) -> str:
-        return f"<Step: {self._waiter.told}>"
+        return f"<Step: {self._waiter.status}>"
 
     def done(self) -> bool:
         """Return whether the step has ended.
@@ -1197,7 +1197,7 @@ class _Waiter:
             raise
 
     @property
-    def told(self) -> str:
+    def status(self) -> str:
         """The state of the call in a few words."""
         if not self.arrived.done():
             return "under way"

@@ -70,8 +70,8 @@ class _Picture:
         took, shared_s = time_text(times["computed_s"] - times["start_s"]), times["exchange_s"]
         words = f"part {part['part']}: {took}"
         more = f", then {time_text(shared_s)} with other ranks" if shared_s else ""
-        told = f"{words}{more}, {counted(part['nodes'], 'node')}, {size_text(part['weight_bytes'])} of weights"
-        yield f"<g><title>{escape(told)}</title>"
+        title = f"{words}{more}, {counted(part['nodes'], 'node')}, {size_text(part['weight_bytes'])} of weights"
+        yield f"<g><title>{escape(title)}</title>"
         yield _rect(first, y, computed - first, colour)
         if last > computed:
             yield _rect(computed, y, last - computed, EXCHANGE, "0.35")

@@ -82,9 +82,9 @@ class AsyncSession:
         self._closing: asyncio.Future[None] | None = None
 
     def __repr__(self) -> str:
-        return f"<{self.told('AsyncSession')}>"
+        return f"<{self.describe('AsyncSession')}>"
 
-    def told(self, what: str) -> str:
+    def describe(self, what: str) -> str:
         """Describe this session in a few words.
 
         Parameters
@@ -220,7 +220,7 @@ class AsyncSession:
             raise
         answer.add_done_callback(self._count)
         self._room.give_after(answer, held_bytes)
-        return self._started(answer, self._told)
+        return self._started(answer, self._outputs_of)
 
     def begin_state(self) -> Started:
         """Begin to read the state.
@@ -293,7 +293,7 @@ class AsyncSession:
     def _count(self, answer: asyncio.Future[Any]) -> None:
         self._steps_done += not answer.cancelled() and answer.exception() is None
 
-    def _told(self, arrays: Any) -> Any:
+    def _outputs_of(self, arrays: Any) -> Any:
         self._remembered |= self.stepping.remembered(arrays)
         return self.stepping.outputs(arrays)
 
@@ -332,7 +332,7 @@ class Here:
 
         self._evaluating = Evaluating(stepping.work)
         self._carries = stepping.carries
-        self._told = stepping.told
+        self._returned_count = stepping.returned_count
         self._values = {name: self._evaluating.params[name] for name, _ in stepping.carries}
         self._own: frozenset[str] = frozenset()  # of the values, those that are not the caller's
         self._loop = asyncio.get_running_loop()
@@ -368,7 +368,7 @@ class Here:
                 raise
             self._values = {name: outputs[at] for name, at in self._carries}
             self._own = frozenset(self._values)
-            return list(outputs[: self._told])
+            return list(outputs[: self._returned_count])
 
     async def _state(self) -> dict[str, NDArray[Any]]:
         async with self._turn:

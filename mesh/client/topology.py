@@ -55,7 +55,7 @@ def dot(nodes: Sequence[Node], pairs: Sequence[PairReport]) -> str:
         node = boxes.get(name)
         shape = "" if node else ", shape=ellipse"
         colour = COLOURS.get(node.state, "gray") if node else "black"
-        lines.append(f"  {number} [label={quoted(_told(name, node))}, color={colour}{shape}];")
+        lines.append(f"  {number} [label={quoted(_label(name, node))}, color={colour}{shape}];")
     for link in links(pairs):
         one, other = (numbers[end] for end in link.ends)
         style = STYLES.get(link.path, "dotted")
@@ -98,7 +98,7 @@ def _link(ends: tuple[str, str], ways: Sequence[PairReport]) -> Link:
     return Link(ends, best.path, min(rtts, default=0.0), max(rates), best.cause)
 
 
-def _told(name: str, node: Node | None) -> str:
+def _label(name: str, node: Node | None) -> str:
     if node is None:
         return f"{name}\ncoordinator"
     return "\n".join([f"{name} ({node.state})", *map(_device, node.devices)])

@@ -78,7 +78,7 @@ def _pieces(options: Options, messages: list[dict[str, str]]) -> Iterator[str]:
                 if data and data != b"[DONE]":
                     yield _text(json.loads(data), options.url)
     except urllib.error.HTTPError as error:
-        raise InputError(_told(error)) from None
+        raise InputError(_error_text(error)) from None
     except (OSError, HTTPException, ValueError) as error:
         raise ConnectFailed(
             f"{options.url} does not answer",
@@ -112,7 +112,7 @@ def _text(event: Any, url: str) -> str:
         ) from None
 
 
-def _told(error: urllib.error.HTTPError) -> str:
+def _error_text(error: urllib.error.HTTPError) -> str:
     try:
         return str(json.loads(error.read())["error"]["message"])
     except (ValueError, KeyError, TypeError, OSError):

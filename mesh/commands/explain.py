@@ -67,8 +67,8 @@ async def ask(options: Options, remote: Remote) -> int:
     from ..client.explanation import explanation_of, texts_of, worker_and_device
 
     graph = _graph(options)
-    told = await remote.explain(graph, *worker_and_device(options.worker), *texts_of(_text(options)))
-    _show(options, explanation_of(told, graph))
+    explained = await remote.explain(graph, *worker_and_device(options.worker), *texts_of(_text(options)))
+    _show(options, explanation_of(explained, graph))
     return OK
 
 
@@ -82,11 +82,11 @@ def _graph(options: Options) -> WireGraph:
     return graph
 
 
-def _show(options: Options, told: Explanation) -> None:
+def _show(options: Options, explanation: Explanation) -> None:
     if options.json:
-        say(json.dumps(told.data()))
+        say(json.dumps(explanation.data()))
         return
-    say_lines(told)
-    for kernel in told.kernels:
+    say_lines(explanation)
+    for kernel in explanation.kernels:
         if kernel.text:
             say_lines(f"\n-- kernel {kernel.number}: {kernel.name}\n{kernel.text.rstrip()}")

@@ -64,8 +64,8 @@ def add_action(
 ) -> argparse.ArgumentParser:
     """An action of a verb, such as `keys create`; its help is the docstring of `described`, as argparse writes help."""
     text = (described.__doc__ or "").rstrip(".")
-    told = text[:1].lower() + text[1:]
-    parser: argparse.ArgumentParser = actions.add_parser(name, help=told, description=told)
+    help_text = text[:1].lower() + text[1:]
+    parser: argparse.ArgumentParser = actions.add_parser(name, help=help_text, description=help_text)
     parser.set_defaults(run=run)
     add_common(parser, keep=True)
     return parser

@@ -235,16 +235,16 @@ def _decide(options: Options, decide: Callable[[Options, Admin], Awaitable[int]]
     return asyncio.run(at_home_decide())
 
 
-def _tell_authority(options: Options, told: AuthorityReport) -> int:
-    behind = [{"name": member.name, "node": member.node, "role": member.role} for member in told.behind]
-    withdrawn = list(told.withdrawn)
+def _tell_authority(options: Options, report: AuthorityReport) -> int:
+    behind = [{"name": member.name, "node": member.node, "role": member.role} for member in report.behind]
+    withdrawn = list(report.withdrawn)
     if options.json:
-        until_s = {"former_until": told.former_until_s} if told.former_until_s else {}
-        data = {"authority": told.name, "number": told.number, "behind": behind, "tokens_revoked": withdrawn}
+        until_s = {"former_until": report.former_until_s} if report.former_until_s else {}
+        data = {"authority": report.name, "number": report.number, "behind": behind, "tokens_revoked": withdrawn}
         say(json.dumps(data | until_s))
         return OK
-    until = f"; the one before is trusted until {_moment(told.former_until_s)}" if told.former_until_s else ""
-    say(f"the authority of mesh {mesh_name(options)} is {told.name}, its number {told.number}{until}")
+    until = f"; the one before is trusted until {_moment(report.former_until_s)}" if report.former_until_s else ""
+    say(f"the authority of mesh {mesh_name(options)} is {report.name}, its number {report.number}{until}")
     if withdrawn:
         say(f"tokens made before were revoked: {', '.join(withdrawn)}; make new ones with: mesh-coord token create")
     if behind:

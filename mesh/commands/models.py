@@ -33,11 +33,11 @@ def models_list(options: Options) -> int:
     store = _store(options)
     models = store.models()
     if options.json:
-        told = [
+        listing = [
             {"name": model.name, "revision": model.revision, "size_bytes": model.size_bytes, "whole": model.whole,
              "folder": str(model.folder)} for model in models
         ]  # fmt: skip
-        say(json.dumps(told))
+        say(json.dumps(listing))
         return OK
     rows = [
         (model.name, size_text(model.size_bytes), model.revision[:12] or "by hand", "" if model.whole else "cut off")

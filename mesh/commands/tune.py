@@ -61,8 +61,8 @@ def _print(info: EngineInfo, found: list[Tuned]) -> None:
 
 def _row(one: Tuned) -> tuple[str, ...]:
     refused = "; ".join(f"refused: {form}, {why}" for form, why in one.refused.items())
-    told = "; ".join(filter(None, (one.why, refused)))
+    details = "; ".join(filter(None, (one.why, refused)))
     if not one.finished or not one.form:
-        return one.shape_class, "", "", "", "", told
+        return one.shape_class, "", "", "", "", details
     times = time_text(one.guess_s), time_text(one.form_s), f"{one.guess_s / one.form_s:.2f}"
-    return one.shape_class, *times, one.form if one.form != one.guess else "(the first guess)", told
+    return one.shape_class, *times, one.form if one.form != one.guess else "(the first guess)", details

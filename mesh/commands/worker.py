@@ -168,7 +168,7 @@ def work(options: argparse.Namespace) -> int:
         authority = Path(options.authority) if options.authority else authority_folder(mesh, options.state_dir)
         return enrolled(folder, mesh, "worker", name, authority)
 
-    secret = _secret_told() if options.secret_on_stdin else b""
+    secret = _secret_from_stdin() if options.secret_on_stdin else b""
     environment = replace(REAL, credentials=credentials, secret=secret)
     if options.throttle:
         from ..simulation.throttled_worker import throttled
@@ -194,7 +194,7 @@ def tune(options: argparse.Namespace) -> int:
     return measure(options, config)
 
 
-def _secret_told() -> bytes:
+def _secret_from_stdin() -> bytes:
     """The secret that whoever started this worker tells it, and nobody else: others see arguments and environments."""
     line = b""
     while not line.endswith(b"\n"):

@@ -98,7 +98,8 @@ class ArgumentRoom:
         return not self._held_bytes or self._held_bytes + size_bytes <= self._most_bytes
 
     def _next(self) -> list[concurrent.futures.Future[None]]:
-        """Take room for those whose turn it is.  They are told without the lock: what follows may take or give room."""
+        """Take room for those whose turn it is; the caller sets their futures without the lock, since what follows may
+        take or give room."""
         ready = []
         while self._waiting and (self._over is not None or self._fits(self._waiting[0][0])):
             size_bytes, taken = self._waiting.popleft()

@@ -49,7 +49,7 @@ class Stateful:
     """The state of a session's graph, and how it is kept.
 
     `carries` has the params that are the state, by name, with the output that is the next value of each; the caller
-    gets the outputs before `told`.  Such `copies` are made after `every` so many steps, and at most `ahead` steps are
+    gets the first `returned_count` outputs.  Such `copies` are made every `every` steps, and at most `ahead` are
     in flight (None: what suits the state's size).  A state without copies is computed again from its first value and
     the feeds since, while these are no more than `replay_bytes`; else NodeLost says that it is lost.
 
@@ -57,7 +57,7 @@ class Stateful:
     """
 
     carries: tuple[tuple[str, int], ...]
-    told: int
+    returned_count: int
     state_bytes: int
     copies: str
     every: int
@@ -105,8 +105,8 @@ class Running(Protocol):
     """A session of a backend; everything is called on its loop."""
 
     def step(self, inputs: Any) -> asyncio.Future[Any]:
-        """Do one more step, of inputs by their names, or of Feeds where the session is elastic; ends in arrays in graph
-        order, those that are told."""
+        """Do one more step, of inputs by their names, or of Feeds where the session is elastic; ends in the
+        arrays that the caller gets, in graph order."""
         ...
 
     def state(self) -> asyncio.Future[dict[str, NDArray[Any]]]:
@@ -147,7 +147,7 @@ class Backend(Protocol):
         """Whether any worker can take work now."""
         ...
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """What computes, in a few words, from what is known without asking; in any thread."""
         ...
 

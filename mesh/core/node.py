@@ -59,9 +59,9 @@ class Device:
     given_up: bool = False
 
     def __repr__(self) -> str:
-        return f"<Device {self.index}: {self._told()}>"
+        return f"<Device {self.index}: {self._summary()}>"
 
-    def _told(self) -> str:
+    def _summary(self) -> str:
         adapter = f" on {self.adapter}" if self.adapter else ""
         lost = ", given up" if self.given_up else ""
         return f"{self.engine}{adapter}, {size_text(self.memory_bytes)}, {speed_text(self.gflops)} GFLOP/s{lost}"
@@ -122,7 +122,7 @@ class Node:
     cage: str = ""
 
     def __repr__(self) -> str:
-        devices = "; ".join(device._told() for device in self.devices)
+        devices = "; ".join(device._summary() for device in self.devices)
         return f"<Node {self.name}: {self.state}, {devices or 'no device'}>"
 
     @property

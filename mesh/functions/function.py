@@ -98,7 +98,7 @@ class Function:
         return tree.map(value_array, outputs)
 
     def __repr__(self) -> str:
-        buckets = f", buckets {self._buckets.told}" if self._buckets else ""
+        buckets = f", buckets {self._buckets.description}" if self._buckets else ""
         return f"<mesh.function {getattr(self, '__name__', 'unnamed')}{buckets}>"
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
@@ -233,7 +233,7 @@ class _Buckets:
         self._checked: set[Any] = set()
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """The arguments with an axis of any size."""
         return ", ".join(f"{self._names[place]} axis {axis}" for place, axis in self._axes.items())
 

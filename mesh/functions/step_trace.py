@@ -3,7 +3,7 @@
     step_fn(state, *args) -> (state, outputs)
 
 Every leaf of the state becomes a param of the graph whose next value is an output: it is *carried*.  A leaf that the
-step returns as it got it never changes.  One that it sets and never reads is told to the caller like an output, and
+step returns as it got it never changes.  One that it sets and never reads is returned to the caller like an output, and
 remembered here.  Where a leaf's next value is merely another leaf or an argument, nothing would compute it; it then
 takes another shape on the workers, so that something does.
 """
@@ -39,7 +39,7 @@ from . import step_form as form
 from .compiled import handle_of
 
 DIMS_MAX = 8
-CARRIED, TOLD, FIXED = "carried", "told", "fixed"
+CARRIED, RETURNED, FIXED = "carried", "returned", "fixed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +93,12 @@ class Stepping:
 
     def _place_leaves(self) -> None:
         """Say where each leaf of the state is among the outputs."""
-        self._told_at = self._traced.out_tree.children[0].leaf_count
+        self._returned_at = self._traced.out_tree.children[0].leaf_count
         carried = [index for index, leaf in enumerate(self._leaves) if leaf.role == CARRIED]
-        self._told = [index for index, leaf in enumerate(self._leaves) if leaf.role == TOLD]
+        self._returned = [index for index, leaf in enumerate(self._leaves) if leaf.role == RETURNED]
         names = self._names(self._traced)
-        self.told = self._told_at + len(self._told)
-        self.carries = tuple((names[index], self.told + at) for at, index in enumerate(carried))
+        self.returned_count = self._returned_at + len(self._returned)
+        self.carries = tuple((names[index], self.returned_count + at) for at, index in enumerate(carried))
         self._by_name = {names[index]: index for index in carried}
 
     @property
@@ -106,7 +106,7 @@ class Stepping:
         """What another program needs to go on with the session, beside the graph; InputError if it could not."""
         names, used = self._names(self._traced), self.graph.param_types
         for leaf, name in zip(self._leaves, names, strict=True):
-            if leaf.role == TOLD or (leaf.role == FIXED and name not in used):
+            if leaf.role == RETURNED or (leaf.role == FIXED and name not in used):
                 raise InputError(
                     f"no step reads {leaf.path or 'the tensor'!r} of the state, so no worker has it",
                     next_step="A session with a name has all of its state on workers: return that as an output",
@@ -224,11 +224,11 @@ class Stepping:
 
     def outputs(self, arrays: Sequence[NDArray[Any]]) -> Any:
         """What the step function returned beside the state."""
-        return tree.unflatten(self._traced.out_tree.children[0], arrays[: self._told_at])
+        return tree.unflatten(self._traced.out_tree.children[0], arrays[: self._returned_at])
 
     def remembered(self, arrays: Sequence[NDArray[Any]]) -> dict[int, NDArray[Any]]:
         """The leaves of the state that this process remembers, of a step's outputs."""
-        return dict(zip(self._told, arrays[self._told_at : self.told], strict=True))
+        return dict(zip(self._returned, arrays[self._returned_at : self.returned_count], strict=True))
 
     def state(self, carried: Mapping[str, NDArray[Any]], remembered: Mapping[int, NDArray[Any]]) -> Any:
         """The state as the caller has it, of what was carried and remembered."""
@@ -293,11 +293,11 @@ class Stepping:
             elif param is not None and (param in read or param in others):
                 roles.append(None if graph.nodes[following_node].op in LEAVES or param in others else CARRIED)
             else:
-                roles.append(None if graph.nodes[following_node].op == "param" else TOLD)
+                roles.append(None if graph.nodes[following_node].op == "param" else RETURNED)
         return roles
 
     def _trace(self, fn: Callable[..., Any], examples: Sequence[Any]) -> Traced:
-        """The graph from the leaves as the workers have them to outputs, what is told, and what is carried."""
+        """The graph from the leaves as workers have them to the outputs, the returned leaves, and the carried ones."""
 
         def step(state: list[Any], *args: PyTree, **named: PyTree) -> PyTree:
             own = [reshape(value, leaf.first.type.shape) if leaf.pad else value
@@ -309,9 +309,9 @@ class Stepping:
             ]
             by_role = {
                 role: [value for leaf, value in zip(self._leaves, padded, strict=True) if leaf.role == role]
-                for role in (TOLD, CARRIED)
+                for role in (RETURNED, CARRIED)
             }
-            return outputs, by_role[TOLD], by_role[CARRIED]
+            return outputs, by_role[RETURNED], by_role[CARRIED]
 
         step.__name__ = getattr(fn, "__name__", "step")
         _named_as(fn, step)

@@ -130,7 +130,7 @@ class AsyncInferenceServer:
     def _text(self, what: str) -> str:
         """This server in a few words, as a `what`."""
         models = ", ".join(sorted(self._models)) or "no model"
-        return f"{what}: {'closed' if self._closed else models}, on {self._mesh.told('Mesh')}"
+        return f"{what}: {'closed' if self._closed else models}, on {self._mesh.describe('Mesh')}"
 
     @optioned
     async def load_model(

@@ -51,8 +51,8 @@ class Decoder:
     next x, and `head(params, x)` of x (..., width) logits (..., vocab); ids and positions are i32 (batch, n).
 
     `positions_max` is how many tokens it was made for, None where nothing says so; `windows` how far each layer looks
-    back, None for all the way.  `table` names the weight with a row per token; the model computes in `dtype`, that of
-    the table where nothing is told.
+    back, None for all the way.  `table` names the weight with a row per token; the model computes in `dtype`, by
+    default that of the table.
     """
 
     embed: Callable[[Params, Array, Array], Array]

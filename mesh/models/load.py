@@ -1,7 +1,7 @@
 """`mesh.load`: a model from a file, a folder or another framework's object.
 
 To add a format: an importer in `importers/`, which makes a Model, and one row of `FORMATS`.  This file knows how
-formats are told apart and nothing of what is in them.
+to recognise a format, and nothing of what is in it.
 """
 
 from __future__ import annotations

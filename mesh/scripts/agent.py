@@ -9,8 +9,8 @@ ranks.  However it goes, nothing of them is left: no process, no folder, no shar
     <- {"signal": "SIGINT"}    <- {"signal": "SIGKILL"}
     -> {"note": "rank-2", "text": "..."}    <- {"note": "rank-0", "text": "..."}
 
-An order is a signal for all ranks; those that still run after `grace_s` are killed.  Where ranks are on several
-machines, which those with a `passport` are, the notes of this one's are told, and those of the others put beside them.
+An order is a signal for all ranks; those that still run after `grace_s` are killed.  Ranks with a
+`passport` are on several machines: the agent sends the notes of its ranks, and writes those of the others beside them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .rank_certificates import keep
 from .rendezvous import NAME, place
 
 LOOK_S = 0.02  # from one look for notes to the next
-LINE_BYTES_MAX = 256 * KIB  # a longer one is told in pieces
+LINE_BYTES_MAX = 256 * KIB  # a longer one is sent in pieces
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 Tell = Callable[[dict[str, Any]], None]
 
@@ -56,7 +56,7 @@ def _lines() -> Iterator[dict[str, Any]]:
         yield from map(json.loads, lines)
 
 
-async def _run(job: dict[str, Any], told: Iterator[dict[str, Any]]) -> None:
+async def _run(job: dict[str, Any], incoming: Iterator[dict[str, Any]]) -> None:
     orders: asyncio.Queue[dict[str, Any]] = asyncio.Queue(AGENT_ORDERS.most)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):  # orders come on stdin; what is ignored here would be in ranks too
@@ -64,7 +64,7 @@ async def _run(job: dict[str, Any], told: Iterator[dict[str, Any]]) -> None:
 
     def listen() -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: all is done
-            for order in chain(told, [{"signal": "SIGTERM"}]):
+            for order in chain(incoming, [{"signal": "SIGTERM"}]):
                 asyncio.run_coroutine_threadsafe(orders.put(order), loop).result()
 
     threading.Thread(target=listen, daemon=True).start()
@@ -83,7 +83,7 @@ class Ranks:
         self._job = job
         self._tell = tell
         self._living: dict[int, asyncio.subprocess.Process] = {}
-        self._told: dict[str, str] = {}  # the notes, by name
+        self._sent_notes: dict[str, str] = {}  # by name
 
     async def run(self, orders: asyncio.Queue[dict[str, Any]]) -> None:
         """Run until all ranks have ended."""
@@ -160,8 +160,8 @@ class Ranks:
                 continue
             with contextlib.suppress(FileNotFoundError):  # a rank that left took it
                 text = path.read_text(encoding="utf-8")
-                if self._told.get(path.name) != text:
-                    self._told[path.name] = text
+                if self._sent_notes.get(path.name) != text:
+                    self._sent_notes[path.name] = text
                     self._tell({"note": path.name, "text": text})
 
     async def _obey(self, orders: asyncio.Queue[dict[str, Any]], meeting: Path) -> None:

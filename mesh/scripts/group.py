@@ -537,7 +537,7 @@ class Group:
     # -- how
 
     def _do(self, op: str, work: Callable[[Runtime], T], timeout_s: float | None) -> T:
-        """Work on the runtime's group; what goes wrong is told to all ranks, and ends the group."""
+        """Work on the runtime's group; an error is sent to all ranks, and ends the group."""
         within_s = self.timeout_s if timeout_s is None else check_collective_timeout(timeout_s)
         with self._lock:
             if self._over is not None:

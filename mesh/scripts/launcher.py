@@ -43,7 +43,7 @@ class Launch:
     grace_s: float
 
     def ranks(self) -> dict[Host, dict[int, RankSettings]]:
-        """What every rank is told, by host."""
+        """The settings of every rank, by host."""
         names = tuple(host.name for host in self.hosts)
         several = names if len(set(names)) > 1 else ()
         size = len(names)
@@ -151,7 +151,7 @@ class Launcher:
 
     def _over(self, rank: int, code: int) -> None:
         self._running.discard(rank)
-        if code and not self._ending:  # else all were told to end already, and have the grace to do so
+        if code and not self._ending:  # else all have the signal to end already, and the grace to do so
             self.failed = rank, code
             self._ending = True
             self._order({"signal": "SIGTERM"})

@@ -1,6 +1,6 @@
-"""What a rank is told by whoever starts it, in its environment (docs/scripts.md has the table).
+"""The settings of a rank, which it reads from its environment (docs/scripts.md has the table).
 
-To tell ranks another thing, add a field, and a row of VARIABLES; the launcher sets it, and `mesh.init` reads it.
+To give ranks another setting, add a field, and a row of VARIABLES; the launcher sets it, and `mesh.init` reads it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..util.units import counted
 
 @dataclass(frozen=True, slots=True)
 class RankSettings:
-    """One rank of a world of `size`, and how many of these are on this machine; alone unless told otherwise.
+    """One rank of a world of `size`, and how many of these are on this machine; alone by default.
 
     `meeting` is the folder where the ranks of this machine find each other, `hosts` the host of every rank, or empty if
     all are here, and `timeout_s` how long ranks wait for each other.
@@ -34,7 +34,7 @@ class RankSettings:
     timeout_s: float = COLLECTIVE_TIMEOUT_S
 
     def environment(self) -> dict[str, str]:
-        """The variables that tell this."""
+        """The environment variables for these settings."""
         return {variable: str(self._text(field)) for variable, field in VARIABLES.items()}
 
     def changed(self, **changes: Any) -> RankSettings:
@@ -61,8 +61,8 @@ VARIABLES = {
 }
 
 
-def told(environment: Mapping[str, str] = os.environ) -> RankSettings:
-    """What the environment says; ConfigError naming the variable that makes no sense."""
+def rank_settings(environment: Mapping[str, str] = os.environ) -> RankSettings:
+    """The settings in the environment; ConfigError naming the variable that makes no sense."""
     values = {field: _read(name, environment[name]) for name, field in VARIABLES.items() if environment.get(name)}
     alone = {"rank", "size"} - values.keys()
     if len(alone) == 1:

@@ -17,7 +17,7 @@ from wire.system.shared_memory import SharedDir
 
 from ..util.did_you_mean import spelt
 from .rendezvous import Meeting, Note
-from .settings import RankSettings, told
+from .settings import RankSettings, rank_settings
 
 if TYPE_CHECKING:
     from .group import Group
@@ -107,7 +107,7 @@ def init(
         if not isinstance(rendezvous, str | Path | None):
             raise ConfigError(f"rendezvous is the path of a folder, not {rendezvous!r}")
         meeting = None if rendezvous is None else str(rendezvous)
-        settings = told().changed(rank=rank, size=world_size, meeting=meeting, timeout_s=timeout_s)
+        settings = rank_settings().changed(rank=rank, size=world_size, meeting=meeting, timeout_s=timeout_s)
         if strict and settings.size == 1 and not settings.meeting:
             raise ConfigError("nobody launched this process", next_step="Start it: mesh-coord launch -n 4 script.py")
         if _world is None:
@@ -213,7 +213,7 @@ def _at_exit() -> None:
 
 
 def _settings() -> RankSettings:
-    return told() if _world is None else _world.settings
+    return rank_settings() if _world is None else _world.settings
 
 
 def _begin(settings: RankSettings) -> World:

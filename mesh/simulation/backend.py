@@ -222,7 +222,7 @@ class Simulation:
         self._do(lambda: self._cluster.wake(name))
 
     def silence(self, name: str) -> None:
-        """Pull the worker's cable: nothing reaches it or leaves it, and no other process is told.
+        """Pull the worker's cable: nothing reaches it or leaves it, and no other process is notified.
 
         Parameters
         ----------

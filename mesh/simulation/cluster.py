@@ -193,7 +193,7 @@ class Cluster:
     # -- the network
 
     def silence(self, name: str) -> None:
-        """The host's cable is out: nothing gets to it or from it, and nobody is told."""
+        """The host's cable is out: nothing gets to it or from it, and nobody is notified."""
         self._check(name)
         others = [other for other in (*self.names, COORDINATOR) if other != name]
         self.tell(f"{name} is cut off")

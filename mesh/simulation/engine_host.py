@@ -162,7 +162,7 @@ class SimulatedHost:
     # -- helpers
 
     def _cut_short(self) -> None:
-        """End what runs, if it was stopped and the device does not hang: then it is told once that is over."""
+        """End what runs, if it was stopped and the device does not hang: then the answer comes once that is over."""
         if self._busy is not None and self._running and self._running == self._stopped and not self._hangs:
             self._busy.cancel()
             self._busy = self._loop.call_later(ANSWER_S, self._done)

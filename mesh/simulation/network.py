@@ -58,7 +58,7 @@ class SimulatedNetwork:
         self._ways[source, target] = conditions
 
     def block(self, sources: Iterable[str], targets: Iterable[str]) -> None:
-        """Silence, one way: nothing gets from `sources` to `targets` any more, and nobody is told."""
+        """Silence, one way: nothing gets from `sources` to `targets` any more, and nobody is notified."""
         targets = list(targets)
         self._blocked |= {(source, target) for source in sources for target in targets}
 
@@ -214,7 +214,7 @@ class _Socket:
             self._end()
 
     def vanish(self) -> None:
-        """The process of this end died: the other end is told by its kernel, if the way is open."""
+        """The process of this end died: the kernel notifies the other end, if the way is open."""
         if not self.closed:
             self._held.clear()
             self._send(None)

@@ -22,7 +22,7 @@ def main() -> None:
 
 
 def throttled(engine: Engine, figures: Measured, throttle: Throttle) -> tuple[Engine, Device]:
-    """An engine as a throttle wants it, and what the daemon is told of it; `figures` are those of the device."""
+    """An engine as a throttle wants it, and what it reports to the daemon; `figures` are those of the device."""
     info = replace(engine.info, adapter=throttled_name(engine.info.adapter, throttle.text))
     if not throttle.flops_per_s:
         return engine, Device(info, figures)

@@ -1,7 +1,7 @@
 """What a traced function refers to besides its arguments: large arrays that it bakes in, traced arrays that it leaves.
 
 A function is traced once and run many times, so an array it closes over becomes part of the program, and whatever it
-keeps of its traced arguments means nothing afterwards.  Both are told by the names that the user gave.
+keeps of its traced arguments means nothing afterwards.  Errors and warnings call both by the names that the user gave.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ def warn_of_constants(fn: Callable[..., Any], graph: WireGraph) -> None:
         held = value.value if isinstance(value, Array) else value
         if isinstance(held, np.ndarray) and any(_alike(held, blob) for blob in graph.blobs.values()):
             names.setdefault(hash_array(held), name)
-    told = [
+    constants = [
         f"{names.get(address, 'an array')}: {blob.dtype}{list(blob.shape)}, {blob.nbytes / 2**20:.1f} MiB"
         for address, blob in graph.blobs.items()
     ]
     warnings.warn(
-        f"{getattr(fn, '__name__', 'the function')} has large constants ({'; '.join(sorted(told))}); "
+        f"{getattr(fn, '__name__', 'the function')} has large constants ({'; '.join(sorted(constants))}); "
         "pass them as arguments, and mesh.put what stays the same",
         stacklevel=2,
     )

@@ -250,8 +250,8 @@ def scan_jvp(
         groups = [own[0], begun, own[1], picked(moves_of_others[0], fixed), own[2], picked(moves_of_others[1], rows)]
 
         def turn(*arrays: Array) -> list[Array]:
-            at, at_told, by, by_told, of, of_told = split(arrays, [len(group) for group in groups])
-            moves_of_all = [*put_back(at_told, moving), *put_back(by_told, fixed), *put_back(of_told, rows)]
+            at, at_tangents, by, by_tangents, of, of_tangents = split(arrays, [len(group) for group in groups])
+            moves_of_all = [*put_back(at_tangents, moving), *put_back(by_tangents, fixed), *put_back(of_tangents, rows)]
             outputs, moved = forward(function_of(body), [*at, *by, *of], moves_of_all)
             seen[:] = are_known(moved[:carry])
             kept = [filled(picked(moved[part], flags), picked(outputs[part], flags))
@@ -266,8 +266,8 @@ def scan_jvp(
     operands = [array for group in groups for array in group]
     results = _scan(inner, operands, carry + sum(moving), consts + sum(fixed), **attrs)
     ends = [carry, sum(moving), len(floats), sum(floats)]
-    last, last_told, stacked, stacked_told = split(results, ends)
-    return [*last, *stacked], [*put_back(last_told, moving), *put_back(stacked_told, floats)]
+    last, last_tangents, stacked, stacked_tangents = split(results, ends)
+    return [*last, *stacked], [*put_back(last_tangents, moving), *put_back(stacked_tangents, floats)]
 
 
 def scan_vmap(

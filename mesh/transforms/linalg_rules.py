@@ -112,7 +112,7 @@ def _lu(inputs: Sequence[Array], results: Sequence[Array], tangents: Tangents) -
     assert moved is not None
     m, n = factors.shape[-2:]
     few = min(m, n)
-    lower = mnp.tril(_widened(factors[..., :few], m - few), -1)  # its ones are the diagonal that is not told
+    lower = mnp.tril(_widened(factors[..., :few], m - few), -1)  # its ones are the diagonal, which is not stored
     upper = mnp.triu(t(_widened(t(factors[..., :few, :]), n - few))) + _ones_behind(n, few, factors)
     permuted = mnp.take_along_axis(moved, rows[..., None], -2)
     inner = solve_triangular(lower, permuted, lower=True, unit_diagonal=True)

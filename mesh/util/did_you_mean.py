@@ -27,8 +27,8 @@ def meant(name: str, known: Iterable[str]) -> str:
 
 
 def spelt(function: Callable[P, T]) -> Callable[P, T]:
-    """A function whose callers are told by an InputError that they named an argument which it does not have, or forgot
-    one.  What is raised inside of it stays as it is."""
+    """A function that raises InputError where a caller names an argument which it does not have, or forgets one.
+    What is raised inside of it stays as it is."""
 
     @wraps(function)
     def called(*args: P.args, **named: P.kwargs) -> T:

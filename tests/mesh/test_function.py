@@ -131,10 +131,10 @@ def test_what_fits_no_bucket_is_named(args: Any, options: Any, says: str) -> Non
 def test_large_constants_are_named_once_and_small_ones_not() -> None:
     table, small = BIG * 2, np.ones(3, np.float32)
     scaled = mesh.function(_scaled(table, small))
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         scaled(BIG)
-    (warning,) = told
+    (warning,) = warned
     assert "scaled has large constants (table: float32[256, 128], 0.1 MiB)" in str(warning.message)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -92,7 +92,7 @@ def load(folder: Path) -> Model:
 def made(
     kind: Kind, settings: dict[str, Any], weights: Arrays, file: Path, folder: Path, name: str = "", mixed: bool = False
 ) -> Model:
-    """The model of these settings, told by `file`, and weights, told by `folder`, where its tokenizer is looked for.
+    """The model of these settings and weights.  Errors name `file`; the tokenizer is looked for in `folder`.
 
     `mixed` weights stay in the dtypes that they have, which may be fewer bits than the model computes in.
     """

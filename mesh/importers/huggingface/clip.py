@@ -105,8 +105,8 @@ def clip(config: Config, weights: Arrays) -> Family:
             (image, image_sizes, "vision_model.", "visual_projection"),
         ):  # fmt: skip
             _, pooled = side(Weights(params, sizes, name), inputs)
-            told = Weights(params, sizes).linear(projection, pooled, WIDTH, bias=False)
-            sides.append(told / mnp.sqrt(mnp.sum(told * told, axis=-1, keepdims=True)))
+            projected = Weights(params, sizes).linear(projection, pooled, WIDTH, bias=False)
+            sides.append(projected / mnp.sqrt(mnp.sum(projected * projected, axis=-1, keepdims=True)))
         fit = (sides[0] @ sides[1].T) * mnp.exp(own("logit_scale"))
         return {"logits_per_image": fit.T, "logits_per_text": fit, "text_embeds": sides[0], "image_embeds": sides[1]}
 

@@ -102,18 +102,18 @@ class Config:
         return heads
 
     def sizes(self, *keys: str) -> dict[str, int]:
-        """Positive integers by their keys, by which shapes of weights are told."""
+        """Positive integers by their keys, from which the shapes of weights follow."""
         return {key: self.integer(key) for key in keys}
 
     @property
     def architecture(self) -> str:
-        """The class of transformers that wrote the files, "" where none is told."""
-        told = self["architectures"]
-        if told is None or told == []:
+        """The class of transformers that wrote the files, "" where the file names none."""
+        names = self["architectures"]
+        if names is None or names == []:
             return ""
-        if not isinstance(told, list) or not isinstance(told[0], str):
-            raise InputError(f"{self.file}: architectures is a list of names, got {told!r:.60}")
-        return told[0]
+        if not isinstance(names, list) or not isinstance(names[0], str):
+            raise InputError(f"{self.file}: architectures is a list of names, got {names!r:.60}")
+        return names[0]
 
     @property
     def labels(self) -> int:

@@ -191,7 +191,7 @@ class _Shared:
             self.sparse = form.experts.sparse(config, self.layers)
 
     def _size(self, config: Config, most: int) -> None:
-        """The size of a head, and the sizes by which shapes of weights are told.  `most` is their longest axis."""
+        """The size of a head, and the sizes from which the shapes of weights follow.  `most` is their longest axis."""
         settings, form = self.form.settings, self.form
         sizes = config.sizes("vocab_size", self.width, settings.heads)
         part = sizes[self.width] // self.heads

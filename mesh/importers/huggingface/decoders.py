@@ -37,14 +37,14 @@ def _alike_if_used(config: Config, layers: int) -> Lengths:
 
 def _by_kind(config: Config, kinds: list[str], window: int | None) -> Lengths:
     """Layers say of what kind they are, else they are of these kinds."""
-    layers, told = len(kinds), config["layer_types"]
-    if told is not None:
-        if not isinstance(told, list) or len(told) != layers or not {FULL, SLIDING} >= set(map(str, told)):
-            raise config.unknown("layer_types", told, [f"a list of {layers}, of these: {FULL}, {SLIDING}"])
-        kinds = told
+    layers, by_layer = len(kinds), config["layer_types"]
+    if by_layer is not None:
+        if not isinstance(by_layer, list) or len(by_layer) != layers or not {FULL, SLIDING} >= set(map(str, by_layer)):
+            raise config.unknown("layer_types", by_layer, [f"a list of {layers}, of these: {FULL}, {SLIDING}"])
+        kinds = by_layer
     if window is None and SLIDING in kinds:
         raise InputError(
-            f"{config.file}: layers have {SLIDING}, and sliding_window is not told, or use_sliding_window is false",
+            f"{config.file}: layers have {SLIDING}, and sliding_window is not set, or use_sliding_window is false",
             next_step=f"Set sliding_window and use_sliding_window, or write {FULL} in layer_types",
         )
     return tuple([(kind, window if kind == SLIDING else None) for kind in kinds])

@@ -33,8 +33,8 @@ class Method:
     packed: Callable[[Arrays, Settings, str], Arrays]
 
 
-def with_packed(weights: Arrays, told: Any, file: Path) -> Arrays:
-    """The weights with those that a method packed as parts; `told` is quantization_config.
+def with_packed(weights: Arrays, config: Any, file: Path) -> Arrays:
+    """The weights with those that a method packed as parts; `config` is quantization_config.
 
     Raises
     ------
@@ -43,16 +43,16 @@ def with_packed(weights: Arrays, told: Any, file: Path) -> Arrays:
     InputError
         If tensors are missing, or do not fit each other.
     """
-    if not isinstance(told, Mapping):
-        raise InputError(f"{file}: quantization_config is an object, got {told!r:.60}")
-    name = told.get("quant_method")
+    if not isinstance(config, Mapping):
+        raise InputError(f"{file}: quantization_config is an object, got {config!r:.60}")
+    name = config.get("quant_method")
     method = METHODS.get(name) if isinstance(name, str) else None
     if method is None:
         raise Unsupported(
             f"{file}: quantization_config has the method {name!r:.60}",
             next_step=f"Known: {', '.join(METHODS)}. Or load a GGUF file, or quantise the whole model by mesh.quantise",
         )
-    settings: dict[str, Any] = {str(ALIASES.get(key, key)): value for key, value in told.items() if value is not None}
+    settings: dict[str, Any] = {str(ALIASES.get(key, key)): value for key, value in config.items() if value is not None}
     for key, allowed in method.allowed.items():
         value = settings.setdefault(key, allowed[0])
         if not any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in allowed):

@@ -53,29 +53,29 @@ def rotary_of(
 
     `theta` is the key of the base, `partial` that of the part of a head that is turned, None where all of it is;
     `scaled` says whether `rope_scaling` is meant for these layers, `scalings` which kinds are known, and `otherwise` is
-    meant where nothing is told.
+    used where the file has neither.
     """
-    key, told = "rope_scaling", config["rope_scaling"] if scaled else None
-    if not told:
-        key, told = "rope_parameters", config["rope_parameters"] or otherwise or {}
-    if isinstance(told, Mapping) and kind in told:
-        key, told = f"{key}.{kind}", told[kind] or {}
-    elif isinstance(told, Mapping) and not scaled:
-        told = {}
-    if not isinstance(told, Mapping):
-        raise InputError(f"{config.file}: {key} is an object, got {told!r:.60}")
-    name = told.get("rope_type", told.get("type", "default"))
-    if "long_factor" in told and name in ("su", "yarn"):  # as older files of Phi 3 call it
+    key, scaling = "rope_scaling", config["rope_scaling"] if scaled else None
+    if not scaling:
+        key, scaling = "rope_parameters", config["rope_parameters"] or otherwise or {}
+    if isinstance(scaling, Mapping) and kind in scaling:
+        key, scaling = f"{key}.{kind}", scaling[kind] or {}
+    elif isinstance(scaling, Mapping) and not scaled:
+        scaling = {}
+    if not isinstance(scaling, Mapping):
+        raise InputError(f"{config.file}: {key} is an object, got {scaling!r:.60}")
+    name = scaling.get("rope_type", scaling.get("type", "default"))
+    if "long_factor" in scaling and name in ("su", "yarn"):  # as older files of Phi 3 call it
         name = "longrope"
     if not isinstance(name, str) or name not in scalings:
         raise config.unknown(f"{key}.rope_type", name, scalings)
     row = SCALINGS[name]
     also = () if partial is None else ("partial_rotary_factor",)
-    strange = sorted(told.keys() - {"rope_type", "type", "rope_theta", *row.needed, *row.optional, *also})
+    strange = sorted(scaling.keys() - {"rope_type", "type", "rope_theta", *row.needed, *row.optional, *also})
     if strange:
         known = [f"{', '.join([*row.needed, *row.optional, *also]) or 'none'} of rope_type {name!r}"]
-        raise config.unknown(f"{key}.{strange[0]}", told[strange[0]], known)
-    settings: dict[str, Any] = {"rope_theta": config[theta], **told}
+        raise config.unknown(f"{key}.{strange[0]}", scaling[strange[0]], known)
+    settings: dict[str, Any] = {"rope_theta": config[theta], **scaling}
     if "original_max_position_embeddings" in row.needed:
         settings.setdefault("original_max_position_embeddings", config.integer("max_position_embeddings"))
     if config.knows("original_max_position_embeddings"):  # which is the stronger one

@@ -38,7 +38,7 @@ RENAMED = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.b
 class Weights:
     """The weights below a prefix: w("dense.weight", "wide", "hidden_size"), w.linear("dense", x, "wide").
 
-    Shapes are told by names in `sizes`, which errors repeat: keys of the settings, or what is made of them.
+    Shapes are given as names in `sizes`, which errors repeat: keys of the settings, or what is made of them.
     """
 
     __slots__ = ("_params", "_prefix", "_sizes")

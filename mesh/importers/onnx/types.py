@@ -25,7 +25,7 @@ _NAMING = ("to", "dtype", "output_dtype", "output_datatype")  # attributes that 
 
 
 def kinds_of(graph: Graph, outer: Mapping[str, Kind]) -> Kinds:
-    """The kind of every value of `graph` that can be told, those of the graphs around it included."""
+    """The kind of every value of `graph` that can be known, those of the graphs around it included."""
     kinds = dict(outer)
     kinds.update({value.name: value.type for value in (*graph.inputs, *graph.known, *graph.outputs) if _says(value)})
     kinds.update({name: _number_of(array) for name, array in graph.initialisers.items()})

@@ -44,8 +44,8 @@ def step(state: Any, x: Any, rate: float = 0.5, *, shift: Any) -> Any:
 
 
 def other(state: Any, x: Any, rate: float = 0.5, *, shift: Any) -> Any:
-    following, told = step(state, x, rate, shift=shift)
-    return following, {**told, "y": told["y"] + 1}
+    following, outputs = step(state, x, rate, shift=shift)
+    return following, {**outputs, "y": outputs["y"] + 1}
 
 
 def traced() -> Stepping:
@@ -62,13 +62,13 @@ def test_another_program_takes_arguments_and_gives_outputs_as_the_first_one_did(
     args = again.taken((np.full(3, 4, np.float32),), {"shift": np.float32(2), "rate": 0.5})
     inputs, wanted = again.bind(args), first.bind(args)
     assert inputs.keys() == wanted.keys() and all(np.array_equal(inputs[name], wanted[name]) for name in wanted)
-    assert (again.carries, again.told, again.paths) == (first.carries, first.told, first.paths)
+    assert (again.carries, again.returned_count, again.paths) == (first.carries, first.returned_count, first.paths)
     carried = {name: np.zeros(first.graph.param_types[name].shape) for name, _ in first.carries}
     state = again.state(carried, {})
     assert isinstance(state["layer"], Layer) and state["layer"].activation is mnp.tanh
     assert isinstance(state["pair"], Pair) and type(state["more"]) is OrderedDict and state["fixed"][0][0] == 2.0
-    told = again.outputs([np.zeros(1), np.zeros(2)])
-    assert told.keys() == {"y", "n"} and isinstance(told["n"], tuple)
+    outputs = again.outputs([np.zeros(1), np.zeros(2)])
+    assert outputs.keys() == {"y", "n"} and isinstance(outputs["n"], tuple)
     with pytest.raises(InputError, match="the argument 'x'"):
         again.bind(again.taken((np.zeros(4, np.float32), 0.5), {"shift": np.float32(2)}))
     with pytest.raises(InputError, match="of step is missing"):

@@ -27,11 +27,11 @@ def roles(fn: Callable[..., Any], state: Any, *examples: Any) -> dict[str, str]:
 
 def python(fn: Callable[..., Any], state: Any, *calls: Any) -> tuple[Any, list[Any]]:
     """What the same function does with numpy alone."""
-    told = []
+    every_output = []
     for args in calls:
         state, outputs = fn(state, *args)
-        told.append(outputs)
-    return state, told
+        every_output.append(outputs)
+    return state, every_output
 
 
 def counter(state: Any, x: Any) -> Any:
@@ -78,9 +78,9 @@ def test_a_session_does_what_the_function_does(fn: Callable[..., Any], state: An
         steps = [session.step(*args) for args in calls]
         found = [step.result() for step in steps]
         final = session.state()
-    expected, told = python(lambda *args: as_numpy(fn(*args)), state, *calls)
+    expected, expected_outputs = python(lambda *args: as_numpy(fn(*args)), state, *calls)
     assert_same(final, expected)
-    for each, wanted in zip(found, told, strict=True):
+    for each, wanted in zip(found, expected_outputs, strict=True):
         assert_same(each, wanted)
 
 
@@ -95,7 +95,7 @@ def assert_same(found: Any, expected: Any) -> None:
 def test_every_leaf_has_its_role() -> None:
     assert roles(*CASES[0], X) == {"n": "carried", "sum": "carried"}
     assert roles(*CASES[1], X) == {"a": "carried", "b": "carried", "c": "carried"}
-    assert roles(*CASES[3], X) == {"new": "carried", "old": "carried", "never": "fixed", "one": "told"}
+    assert roles(*CASES[3], X) == {"new": "carried", "old": "carried", "never": "fixed", "one": "returned"}
 
 
 def test_the_step_graph_computes_every_next_value() -> None:

@@ -69,7 +69,7 @@ def awq(rng: np.random.Generator, inputs: int, outputs: int) -> Made:
     return {"qweight": packed[0], "qzeros": packed[1], "scales": scales}, matrix.astype(np.float32)
 
 
-def folders(tmp_path: Path, method: Callable[..., Made], told: dict[str, Any], **how: Any) -> tuple[Path, Path]:
+def folders(tmp_path: Path, method: Callable[..., Made], config: dict[str, Any], **how: Any) -> tuple[Path, Path]:
     """A folder whose matrices are packed, and one with the floats that they stand for."""
     rng = np.random.default_rng(5)
     shared: Arrays = {
@@ -87,7 +87,7 @@ def folders(tmp_path: Path, method: Callable[..., Made], told: dict[str, Any], *
             packed |= {f"model.layers.{number}.{name}.{part}": array for part, array in tensors.items()}
             floats[f"model.layers.{number}.{name}.weight"] = np.ascontiguousarray(matrix.T)
     made = []
-    for name, weights, more in (("packed", packed, {"quantization_config": told}), ("floats", floats, {})):
+    for name, weights, more in (("packed", packed, {"quantization_config": config}), ("floats", floats, {})):
         folder = tmp_path / name
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps({**CONFIG, **more}))
@@ -101,7 +101,7 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm",
 
 
 @pytest.mark.parametrize(
-    ("method", "told", "how"),
+    ("method", "config", "how"),
     [
         pytest.param(gptq, GPTQ, {}, id="gptq"),
         pytest.param(gptq, {**GPTQ, "bits": 8}, {"bits": 8}, id="gptq-8"),
@@ -113,9 +113,9 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm",
     ],
 )
 def test_packed_weights_give_the_logits_of_the_floats(
-    method: Any, told: dict[str, Any], how: dict[str, Any], tmp_path: Path
+    method: Any, config: dict[str, Any], how: dict[str, Any], tmp_path: Path
 ) -> None:
-    packed, floats = (mesh.load(folder) for folder in folders(tmp_path, method, told, **how))
+    packed, floats = (mesh.load(folder) for folder in folders(tmp_path, method, config, **how))
     wanted = np.asarray(floats(IDS))
     assert np.abs(np.asarray(packed(IDS)) - wanted).max() <= 1e-4 * np.abs(wanted).max()
     assert packed.generate([3, 4], max_new_tokens=6, ends=()) == floats.generate([3, 4], max_new_tokens=6, ends=())
@@ -126,7 +126,7 @@ def test_packed_weights_give_the_logits_of_the_floats(
 
 
 @pytest.mark.parametrize(
-    ("told", "says"),
+    ("config", "says"),
     [
         ({"quant_method": "bitsandbytes"}, "has the method 'bitsandbytes'.*Known: awq, gptq"),
         ({**GPTQ, "bits": 3}, "quantization_config.bits = 3 is not supported.*Known: 4, 8, 2"),
@@ -137,8 +137,8 @@ def test_packed_weights_give_the_logits_of_the_floats(
         ({**AWQ, "version": "gemv"}, "quantization_config.version = 'gemv' is not supported"),
     ],
 )
-def test_what_is_not_known_is_named(told: dict[str, Any], says: str, tmp_path: Path) -> None:
-    packed, _ = folders(tmp_path, gptq, told)
+def test_what_is_not_known_is_named(config: dict[str, Any], says: str, tmp_path: Path) -> None:
+    packed, _ = folders(tmp_path, gptq, config)
     with pytest.raises((InputError, Unsupported), match=says):
         mesh.load(packed)
 

@@ -1,4 +1,4 @@
-"""Hostfiles, what ranks are told, and the agent that starts them: real processes, which import nothing of ours."""
+"""Hostfiles, the settings of ranks, and the agent that starts them: real processes, which import nothing of ours."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mesh.commands.coord import parser
 from mesh.scripts.agent import Ranks
 from mesh.scripts.hostfile import Host, parse, ranks_on, read_hostfile
 from mesh.scripts.launcher import Launch, merged
-from mesh.scripts.settings import RankSettings, told
+from mesh.scripts.settings import RankSettings, rank_settings
 from wire.errors import ConfigError, InputError
 
 GOOD = """
@@ -84,8 +84,8 @@ def test_every_rank_is_told_its_number_in_the_world_and_on_its_machine() -> None
     found = {rank: settings for its in launch.ranks().values() for rank, settings in its.items()}
     names = ("localhost", "localhost", "anna", "anna")
     assert found[3] == RankSettings(3, 4, 1, 2, "", names, 30.0)
-    told_back = told({**found[3].environment(), "MESH_RENDEZVOUS": "/tmp/x"})
-    assert told_back == RankSettings(3, 4, 1, 2, "/tmp/x", names, 30.0)
+    settings = rank_settings({**found[3].environment(), "MESH_RENDEZVOUS": "/tmp/x"})
+    assert settings == RankSettings(3, 4, 1, 2, "/tmp/x", names, 30.0)
     alone = Launch("x.py", (), (Host("localhost", 2),) * 2, 30.0, 1.0)
     assert [each.hosts for each in next(iter(alone.ranks().values())).values()] == [(), ()]
 
@@ -104,12 +104,12 @@ def test_every_rank_is_told_its_number_in_the_world_and_on_its_machine() -> None
 )
 def test_an_environment_that_makes_no_sense_is_refused(variables: dict[str, str], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
-        told(variables)
+        rank_settings(variables)
 
 
 def test_a_rank_is_what_it_is_told_without_a_launcher() -> None:
-    assert told({}) == RankSettings()
-    by_hand = told({}).changed(rank=2, size=4, meeting="/tmp/x", timeout_s=3.0)
+    assert rank_settings({}) == RankSettings()
+    by_hand = rank_settings({}).changed(rank=2, size=4, meeting="/tmp/x", timeout_s=3.0)
     assert by_hand == RankSettings(2, 4, 2, 4, "/tmp/x", (), 3.0)
 
 

@@ -162,11 +162,11 @@ while True:
 def test_kill_9_while_writing_leaves_a_whole_one(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout is not None
-        told = [int(writer.stdout.readline()) for _ in range(20)]
+        steps = [int(writer.stdout.readline()) for _ in range(20)]
         os.kill(writer.pid, signal.SIGKILL)
-        told += [int(line) for line in writer.stdout if line.endswith("\n")]
+        steps += [int(line) for line in writer.stdout if line.endswith("\n")]
     found = Checkpoints(tmp_path).latest()
-    assert found is not None and found.step >= told[-1]
+    assert found is not None and found.step >= steps[-1]
     assert np.array_equal(found.state["w"], np.full((300, 300), found.step, np.float32))
 
 

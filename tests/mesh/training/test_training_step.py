@@ -53,8 +53,8 @@ def test_a_hundred_small_tensors_travel_in_as_few_buckets_as_hold_their_bytes(bu
     params = [RNG.normal(size=(1, 5)).astype(np.float32) for _ in range(100)]
     recipe = Recipe(loss, optim.sgd(0.1), bucket_bytes=bucket_bytes)
     found = sums(body_of(recipe, params, 2, 4))
-    told = 1 + 2  # the loss, and whether each rank's gradients are numbers
-    assert len(found) == math.ceil((100 * 20 + 4 * told) / bucket_bytes) and sum(found) == 500 + told
+    scalars = 1 + 2  # the loss, and whether each rank's gradients are numbers
+    assert len(found) == math.ceil((100 * 20 + 4 * scalars) / bucket_bytes) and sum(found) == 500 + scalars
 
 
 def test_every_dtype_has_buckets_of_its_own() -> None:
@@ -301,7 +301,7 @@ def test_a_function_with_a_strategy_runs_here_and_on_workers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("leaves", "told"),
+    ("leaves", "finite_expected"),
     [
         ([np.ones((3, 4), np.float32), np.float32(7)], True),
         ([np.full(9, 60_000, np.float16), np.full(9, -1e30, np.float32)], True),
@@ -311,5 +311,5 @@ def test_a_function_with_a_strategy_runs_here_and_on_workers() -> None:
         ([np.array([1, -np.inf], np.float16), np.full((2, 2), 1e200)], False),
     ],
 )
-def test_one_number_that_is_none_is_found_in_the_sum_of_all(leaves: list[Any], told: bool) -> None:
-    assert bool(finite(leaves)) is told
+def test_one_number_that_is_none_is_found_in_the_sum_of_all(leaves: list[Any], finite_expected: bool) -> None:
+    assert bool(finite(leaves)) is finite_expected

@@ -51,9 +51,9 @@ def trained(portions: Portions, own: Any = loss, **wishes: Any) -> tuple[list[fl
     step = training_step(recipe, ranks, False, True, None if shares.alike else shares)
     state = first_state(recipe, initial_state(recipe, first_weights()["layers"])["params"], ranks)
     made = LocalGroup(Stepping(step, state, given(next(data.epoch(Cursor()))), "single"), given)
-    told = [made.step(rows).result() for epoch in range(2) for rows in data.epoch(Cursor(epoch))]
+    losses = [made.step(rows).result() for epoch in range(2) for rows in data.epoch(Cursor(epoch))]
     leaves = tree.leaves(without_ranks(made.state())["params"])
-    return [float(each["loss"]) for each in told], np.concatenate([np.ravel(leaf) for leaf in leaves])
+    return [float(each["loss"]) for each in losses], np.concatenate([np.ravel(leaf) for leaf in leaves])
 
 
 @pytest.mark.parametrize("portions", UNLIKE)
