@@ -27,7 +27,7 @@ from wire.ir.graph import GraphBuilder, WireGraph
 from wire.system.shared_memory import SharedDir
 from worker.config import WorkerConfig
 from worker.engine import host_messages as hm
-from worker.engine_host.cage import told
+from worker.engine_host.cage import cage_text
 from worker.engine_host.host_client import HostProcess
 
 ENGINES = ("native", "cpu", "wgsl")
@@ -74,7 +74,7 @@ class Host:
         answer = await self.process.opened
         took_s = time.perf_counter() - began_s
         assert isinstance(answer, hm.Opened) and answer.device is not None, answer
-        self.cage = told(answer.cage)
+        self.cage = cage_text(answer.cage)
         return took_s
 
     async def ask(self, message: hm.ToHost) -> hm.FromHost:

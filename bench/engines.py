@@ -46,10 +46,10 @@ class Library:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
             env={**environment, **limits, "PYTHONPATH": str(HERE.parent), "JAX_PLATFORMS": "cpu"},
         )  # fmt: skip
-        told = self._answer()
-        self.missing: str = told.get("missing", "")
-        self.version: str = told.get("version", "")
-        self.cases: list[str] = told.get("cases", [])
+        answer = self._answer()
+        self.missing: str = answer.get("missing", "")
+        self.version: str = answer.get("version", "")
+        self.cases: list[str] = answer.get("cases", [])
         self._suspended = psutil.Process(self._process.pid)
         if not self.missing:
             self._suspended.suspend()
@@ -60,9 +60,9 @@ class Library:
         self._suspended.resume()
         self._process.stdin.write(case + "\n")
         self._process.stdin.flush()
-        told = self._answer()
+        answer = self._answer()
         self._suspended.suspend()
-        return told["seconds"], told["norm"]
+        return answer["seconds"], answer["norm"]
 
     def _answer(self) -> dict:
         assert self._process.stdout is not None
@@ -172,12 +172,12 @@ def main() -> None:
         rows += made
         for row in made:
             print("  ".join(cell.replace("*", "").rjust(8) for cell in row.cells()), flush=True)
-    told = heading(asked.engine, asked.threads, [ours, *peers])
-    print(told)
+    title = heading(asked.engine, asked.threads, [ours, *peers])
+    print(title)
     for library in (ours, *peers):
         library.end()
     if asked.write:
-        write(f"{asked.engine} {asked.threads}", f"{told}\n\n{table(rows)}")
+        write(f"{asked.engine} {asked.threads}", f"{title}\n\n{table(rows)}")
 
 
 if __name__ == "__main__":

@@ -118,10 +118,10 @@ def by_torch(python: str, folder: str, prompts: Any, tokens: int) -> Any:
     found = subprocess.run([python, str(script)], input=asked, capture_output=True, text=True, check=False)
     if found.returncode:
         raise SystemExit(found.stderr)
-    told = json.loads(found.stdout.splitlines()[-1])
-    for count, rate in told["rates"].items():
+    answer = json.loads(found.stdout.splitlines()[-1])
+    for count, rate in answer["rates"].items():
         report(f"torch, {count} at once", rate)
-    return told["said"]
+    return answer["said"]
 
 
 def report(what: str, rate: float) -> None:

@@ -174,7 +174,7 @@ class Runner:
 
 
 def predicted(built: Mesh, name: str, case: Case, runs: int) -> float:
-    """How many times off the prediction is; told."""
+    """Print and return how many times off the prediction is."""
     with contextlib.ExitStack() as stack:
         runner = Runner(built, case, "auto", stack)
         for _ in range(WARM):
@@ -192,7 +192,7 @@ def predicted(built: Mesh, name: str, case: Case, runs: int) -> float:
 
 
 def tried(built: Mesh, name: str, case: Case, runs: int) -> bool:
-    """Whether `auto` is as good as the best of all; told."""
+    """Print and return whether `auto` is as good as the best of all."""
     took: dict[str, list[float]] = {}
     with contextlib.ExitStack() as stack:
         runners: dict[str, Runner] = {}
@@ -204,10 +204,10 @@ def tried(built: Mesh, name: str, case: Case, runs: int) -> bool:
             for strategy, runner in runners.items():
                 took.setdefault(strategy, []).append(runner.run())
         how = runners["auto"].plan[1]
-    return told(name, how, took)
+    return print_comparison(name, how, took)
 
 
-def told(name: str, how: str, took: Mapping[str, Sequence[float]]) -> bool:
+def print_comparison(name: str, how: str, took: Mapping[str, Sequence[float]]) -> bool:
     median = {strategy: statistics.median(runs) for strategy, runs in took.items()}
     best = min((each for each in median if each != "auto"), key=lambda each: median[each])
     good = median["auto"] <= max(BEHIND_MAX * median[best], max(took[best]))

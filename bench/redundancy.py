@@ -38,13 +38,13 @@ def measure(copies: str, weights: dict[str, Any], x: Any) -> None:
     events: list[str] = []
     news = threading.Condition()
 
-    def told(event: Any) -> None:
+    def on_event(event: Any) -> None:
         with news:
             events.append(event["kind"])
             news.notify_all()
 
     with Mesh.builder().mesh("bench").local(3, "cpu", max_memory=room).copies(copies).build() as mesh:
-        mesh.watch(told)
+        mesh.watch(on_event)
         held = mesh.put(weights)
         before = mesh.run(model, held, x, strategy="pipeline")
         if copies != "checkpoint":

@@ -108,7 +108,7 @@ class Clock:
 
 
 def machine_s() -> tuple[float, float]:
-    """Seconds of all processors since the machine began, and those that its host gave to others (0 if untold)."""
+    """Seconds of all processors since the machine began, and those that its host gave to others (0 if unknown)."""
     try:
         ticks = [int(each) for each in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     except OSError:
@@ -236,11 +236,11 @@ def ours(model: str, workers: int, steps: int) -> list[Mark]:
     from mesh.training import Callback, StepReport
 
     clock, spent = Clock(model), list[dict[str, float]]()
-    task, warm, told = TASKS[model](), WARM[model], bool(workers and os.environ.get("MESH_PROFILE"))
+    task, warm, measured = TASKS[model](), WARM[model], bool(workers and os.environ.get("MESH_PROFILE"))
 
     class Watch(Callback):
         def on_step(self, report: StepReport) -> None:
-            if told and report.step in (warm + 1, warm + steps):
+            if measured and report.step in (warm + 1, warm + steps):
                 spent.append(processor_s())
             clock.did(report.step)
 
@@ -252,12 +252,12 @@ def ours(model: str, workers: int, steps: int) -> list[Mark]:
 
     if not workers:
         return fit(task.data)
-    if told:
+    if measured:
         print(f"{model} on {workers} workers:", file=sys.stderr, flush=True)
     with Mesh.builder().local(workers, engine="native", threads=1).node_timeout(20).build() as mesh:
         trainer.distribute(mesh)
         found = fit(mesh.put(task.data))
-    if told:
+    if measured:
         each = {role: 1e3 * (spent[1][role] - spent[0][role]) / (steps - 1) for role in spent[0]}
         print("processor ms: " + ", ".join(f"{role} {ms:.2f}" for role, ms in each.items()), file=sys.stderr)
     return found

@@ -28,7 +28,7 @@ LOSS_MAX = 3.15  # nats per byte
 PROMPT, HOW = b"A worker ", {"max_new_tokens": 22, "temperature": 0.6, "seed": 1}
 
 
-class Told(training.Callback):
+class WorkerCount(training.Callback):
     """How many workers a step had."""
 
     workers = 0
@@ -79,11 +79,11 @@ def main() -> float:
     strategy = mesh.Pipeline(STAGES, micro_batches=4, schedule="1f1b", data=COLUMNS)
     trainer = DistributedTrainer(loss, dict(model.params), optimizer=optimizer, clip=1.0, strategy=strategy)
     with Mesh.builder().local(STAGES * COLUMNS, engine="cpu").node_timeout(20).build() as m:
-        losses = trainer.distribute(m).fit(rows, batch_size=ROWS, callbacks=[told := Told()]).losses
+        losses = trainer.distribute(m).fit(rows, batch_size=ROWS, callbacks=[counter := WorkerCount()]).losses
         learnt = model.trained(trainer.params)
         said = learnt.generate(list(PROMPT), **HOW, mesh=m, strategy="pipeline")
 
-    assert told.workers == STAGES * COLUMNS, told.workers
+    assert counter.workers == STAGES * COLUMNS, counter.workers
     last = float(np.mean(losses[-5:]))
     assert last < LOSS_MAX < guessed, (last, guessed)
     assert said == learnt.generate(list(PROMPT), **HOW), "one process says something else"

@@ -84,7 +84,7 @@ class Rotation:
 class Authority:
     """Opens the authority of `mesh` in `folder`, or makes one; ConfigError if what is there cannot be used.
 
-    `epoch` is the coordinator's, told to whoever joins.  Methods block for a few disk writes; call them in a thread.
+    `epoch` is the coordinator's, sent to whoever joins.  Methods block for a few disk writes; call them in a thread.
     """
 
     def __init__(
@@ -252,25 +252,27 @@ class Authority:
 
     def turned_away(self, host: str, why: str) -> None:
         """Log a connection that was refused before it asked anything or linked."""
-        untold = self._count_refusal("turned away", host, why)
-        if untold is not None:
-            log.warning("turned away a caller from %s: %s%s", host, why, _others(untold))
-            self._note("turned away", host, why, untold)
+        unlogged_count = self._count_refusal("turned away", host, why)
+        if unlogged_count is not None:
+            log.warning("turned away a caller from %s: %s%s", host, why, _others(unlogged_count))
+            self._note("turned away", host, why, unlogged_count)
 
     def distrusted(self, host: str, why: str) -> None:
         """Log a node that announced itself as one of this mesh and could not prove it."""
-        untold = self._count_refusal("imposter", host, why)
-        if untold is not None:
-            self._note("imposter", host, why, untold)
+        unlogged_count = self._count_refusal("imposter", host, why)
+        if unlogged_count is not None:
+            self._note("imposter", host, why, unlogged_count)
 
-    def acted(self, event: str, node_id: str, what: str, untold: int) -> None:
+    def acted(self, event: str, node_id: str, what: str, unlogged_count: int) -> None:
         """Log what a client did: submit, read, cancel, pause or resume; as far as the disk takes it."""
         member = self.member(node_id)
-        self._write_down(event, client=node_id, name=member.name if member else "", what=what, untold=_number(untold))
+        self._write_down(
+            event, client=node_id, name=member.name if member else "", what=what, untold=_number(unlogged_count)
+        )
 
-    def _note(self, event: str, host: str, why: str, untold: int) -> None:
+    def _note(self, event: str, host: str, why: str, unlogged_count: int) -> None:
         """Write down what a stranger did, as far as the disk takes it."""
-        self._write_down(event, host=host, reason=why, untold=_number(untold))
+        self._write_down(event, host=host, reason=why, untold=_number(unlogged_count))
 
     def _write_down(self, event: str, **fields: str) -> None:
         try:
@@ -380,11 +382,11 @@ class Authority:
     def _refuse(self, reason: str, details: dict[str, str], why: str = "") -> Refusal:
         """Refuse a node, and log that; not to be called under the lock."""
         who = details.get("name") or details.get("node") or ""
-        untold = self._count_refusal("refused", details["host"], why or reason, who, details.get("token", ""))
-        if untold is not None:
-            log.warning("refused %r from %s: %s%s", who, details["host"], why or reason, _others(untold))
+        unlogged_count = self._count_refusal("refused", details["host"], why or reason, who, details.get("token", ""))
+        if unlogged_count is not None:
+            log.warning("refused %r from %s: %s%s", who, details["host"], why or reason, _others(unlogged_count))
             with self._locked():
-                self._tell("refused", reason=why or reason, untold=_number(untold), **details)
+                self._tell("refused", reason=why or reason, untold=_number(unlogged_count), **details)
         return Refusal(reason)
 
     @contextlib.contextmanager
@@ -440,12 +442,12 @@ def _trusted(roster: Roster) -> tuple[int, ...]:
     return (roster.authority, roster.authority - 1) if roster.former_until_s else (roster.authority,)
 
 
-def _number(untold: int) -> str:
-    return str(untold) if untold else ""
+def _number(unlogged_count: int) -> str:
+    return str(unlogged_count) if unlogged_count else ""
 
 
-def _others(untold: int) -> str:
-    return f" (and {untold} others since the last such line)" if untold else ""
+def _others(unlogged_count: int) -> str:
+    return f" (and {unlogged_count} others since the last such line)" if unlogged_count else ""
 
 
 def _short(certificate: bytes) -> str:

@@ -42,31 +42,31 @@ class RefusalLog:
 
     def __init__(self, origin: Allowance = ORIGIN, all: Allowance = ALL) -> None:
         self._origin, self._most = origin, all
-        self._done: OrderedDict[tuple[str, str], float] = OrderedDict()  # when it was told
+        self._done: OrderedDict[tuple[str, str], float] = OrderedDict()  # when it was logged
         self._origins: OrderedDict[str, _Bucket] = OrderedDict()
         self._all = _Bucket(all.lines, 0.0)
-        self._untold = 0
+        self._unlogged_count = 0
 
     def record(self, host: str, what: str, now_s: float) -> int | None:
         """Whether to log a refusal: the number of refusals that were left out since the last line, None to leave it
         out."""
         origin = origin_of(host)
-        told_s = self._done.get((origin, what))
-        repeated = told_s is not None and told_s <= now_s < told_s + REPEATED_S
+        logged_s = self._done.get((origin, what))
+        repeated = logged_s is not None and logged_s <= now_s < logged_s + REPEATED_S
         mine = self._origins.setdefault(origin, _Bucket(self._origin.lines, now_s))
         self._origins.move_to_end(origin)
         _shorten(self._origins)
         # A machine's own users may do what they like with its disk, and all come from the same address.
         if repeated or not ((not origin or mine.left(self._origin, now_s)) and self._all.left(self._most, now_s)):
-            self._untold += 1
+            self._unlogged_count += 1
             return None
         mine.take()
         self._all.take()
         self._done[origin, what] = now_s
         self._done.move_to_end((origin, what))
         _shorten(self._done)
-        untold, self._untold = self._untold, 0
-        return untold
+        unlogged_count, self._unlogged_count = self._unlogged_count, 0
+        return unlogged_count
 
 
 @dataclass(slots=True)

@@ -44,7 +44,7 @@ async def _restore_nothing(plan: Plan, node: str, wanted: Wanted) -> Moved:
 
 
 class Deployer:
-    """Deploys to `members`.  The prober knows which of them cannot dial each other, and is told of new cases."""
+    """Deploys to `members`.  The prober knows which of them cannot dial each other, and learns of new cases."""
 
     def __init__(
         self, members: Mapping[str, Member], prober: LinkProber, slices: ParamSlices, timeout_s: float

@@ -28,7 +28,7 @@ class Terms:
     client: str
     strategy: str
     carries: tuple[tuple[str, int], ...]
-    told: int
+    returned_count: int
     ahead: int
     policy: Policy
     name: str = ""
@@ -43,7 +43,7 @@ class Terms:
             "client": self.client,
             "strategy": self.strategy,
             "carries": self.carries,
-            "told": self.told,
+            "told": self.returned_count,
             "ahead": self.ahead,
             "policy": policy,
             "name": self.name,
@@ -63,7 +63,7 @@ class Terms:
 
     @property
     def stateful(self) -> Stateful:
-        return Stateful(self.carries, self.told, self.ahead)
+        return Stateful(self.carries, self.returned_count, self.ahead)
 
 
 @dataclass(slots=True)
@@ -126,7 +126,10 @@ class ClientSession:
 
     def take(self, content: ProgramContent) -> Program:
         """The program, once its graph is known."""
-        self.kinds, self.names = content.graph.input_types, tuple(content.graph.output_names[: self.terms.told])
+        self.kinds, self.names = (
+            content.graph.input_types,
+            tuple(content.graph.output_names[: self.terms.returned_count]),
+        )
         self.graph = content.graph.encoded
         carried = dict(self.terms.carries)
         self.fixed = tuple(

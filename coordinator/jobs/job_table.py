@@ -9,9 +9,9 @@ a job runs, what its values are, or where entries are kept.
                                                                      (kept `keep_s`, --Save forgotten--> Free)
 
 A job that arrives still needs its client: values are on their way, and nothing was promised.  From queued on it is
-promised: it is in the journal, where there is one.  An end is told once it is in the journal too, or once the journal
-has refused it; then it is tried again every `retry_s`.  While no worker can be given work, a job that needs no client
-stays queued, as long as it takes; one that is attached runs, and fails with an error that says so.
+promised: it is in the journal, where there is one.  An end is reported once it is in the journal too, or once the
+journal has refused it; then it is tried again every `retry_s`.  While no worker can be given work, a job that needs no
+client stays queued, as long as it takes; one that is attached runs, and fails with an error that says so.
 
 A job is of the member whose process submitted it, and for everybody else it is not there: two members may give two
 jobs the same id.  Members take turns (`start`): of two that have jobs in the queue, the one that has fewer running

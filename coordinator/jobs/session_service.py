@@ -432,7 +432,7 @@ class SessionService:
             return SessionResumed(body.told, body.told)
 
     async def _open_again(
-        self, opened: ClientSession, record: SessionRecord, told: int | None, feeds: StepFeeds, since: int = 0
+        self, opened: ClientSession, record: SessionRecord, answered: int | None, feeds: StepFeeds, since: int = 0
     ) -> Session:
         """Go on with a session of the process before."""
         content = await self._content(opened)
@@ -444,7 +444,7 @@ class SessionService:
             opened.terms.stateful,
             opened.terms.policy,
             record,
-            told,
+            answered,
             feeds,
             partial(self._write, opened),
             since,
@@ -469,8 +469,8 @@ class SessionService:
             if opened.token != body.session:
                 other = self._linked(opened.client) and opened.client != link.peer.node_id
                 if other and not body.take:
-                    told = f"session {body.name!r} is driven by {opened.client_name} ({opened.client})"
-                    raise SessionTaken(told, next_step=TAKE)
+                    reason = f"session {body.name!r} is driven by {opened.client_name} ({opened.client})"
+                    raise SessionTaken(reason, next_step=TAKE)
                 await self._hand_over(opened, link.peer.node_id, link.peer.name, body.session)
             opened = self._mine(link, body.session)
             session = opened.session
@@ -672,10 +672,10 @@ class SessionService:
 def _taken(opened: ClientSession) -> SessionTaken:
     name = opened.terms.name
     if not opened.client:
-        told = f"session {name!r} went on without this program, which was away"
+        reason = f"session {name!r} went on without this program, which was away"
     else:
-        told = f"session {name!r} is driven by {opened.client_name} ({opened.client}) now, not by this program"
-    return SessionTaken(told, next_step=f'Call attach("{name}") to go on with it from here')
+        reason = f"session {name!r} is driven by {opened.client_name} ({opened.client}) now, not by this program"
+    return SessionTaken(reason, next_step=f'Call attach("{name}") to go on with it from here')
 
 
 async def _answer(task: asyncio.Task[SessionTold]) -> SessionTold:

@@ -114,12 +114,12 @@ class PlannerProcess:
 
     async def _exchange(self, data: bytes) -> bytes:
         process = await self._started()
-        told, heard = process.stdin, process.stdout
-        assert told is not None and heard is not None
-        told.write(LENGTH.pack(len(data)) + data)
-        await told.drain()
-        (length,) = LENGTH.unpack(await heard.readexactly(LENGTH.size))
-        return await heard.readexactly(length)
+        stdin, stdout = process.stdin, process.stdout
+        assert stdin is not None and stdout is not None
+        stdin.write(LENGTH.pack(len(data)) + data)
+        await stdin.drain()
+        (length,) = LENGTH.unpack(await stdout.readexactly(LENGTH.size))
+        return await stdout.readexactly(length)
 
     def _end(self) -> None:
         """Nothing was asked for a while: the process sees that its stdin ends."""

@@ -91,8 +91,8 @@ class StragglerMitigation:
         self._news = asyncio.Event()
 
     def ran(self, step: Hashable, node: str, deployment: Deployment, answer: Ran, took_s: float, calls: int) -> None:
-        """A worker did its parts of a step, with so many calls under way; from being told to having told it took so
-        long."""
+        """A worker did its parts of a step, which took it `took_s` from the request to the answer, while `calls` calls
+        ran."""
         self._took(deployment, {run.part: run.compute_s for run in answer.parts}, calls)
         if self._on and deployment.plan is not None and calls <= 1:  # and no trial beside it
             self.learn(step, node, deployment.plan, answer, took_s)

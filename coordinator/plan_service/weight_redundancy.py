@@ -6,8 +6,8 @@ them there.  Where a death took weights along, whoever needs them next makes the
 the new plan is deployed, and that plan leaves the others where they are
 (`coordinator/planning/placement/sticky_placement.py`).  All of it goes between workers.
 
-Nobody keeps more than there is room for beside its parts and what it keeps for others already; what has no copy for
-lack of room is told.  After a death, checks go once all has been made of them that the new plan needs, where it needs
+Nobody keeps more than there is room for beside its parts and what it keeps for others already; it reports what has no
+copy for lack of room.  After a death, checks go once all has been made of them that the new plan needs, where it needs
 their room.
 
 Where replicas are wanted, the plan without each one of its workers is deployed beside the plan, and stays so: whoever

@@ -35,7 +35,7 @@ GAIN_MIN = 0.05  # of a call's time: what saves less is not worth another worker
 COMMON = 0.25  # as a power: how much of the error of predictions for several workers those for one have, and conversely
 BY_SPEED_GAIN_MIN = 0.2  # so many parts are dispatched, and are too short to tell how well a device is
 NODES_MAX = 4_000  # of all programs that are split together: the partitioner takes 0.2 to 0.7 ms for a node
-TELLING = 2.0  # times slower or further away that is told of a worker without work
+NOTABLE = 2.0  # how many times slower or further away a worker without work is, for a plan's reasons to name it
 PROBE_BYTES = 1 << 20
 BATCHES_MAX = 3  # sizes of first dimensions that are tried as the batch's
 
@@ -131,13 +131,13 @@ class CandidatePlans:
         rivals = [
             candidate for candidate in candidates if not self._asked.use_all or candidate.workers in (0, everybody)
         ]
-        told = (
+        reasons = (
             *best.plan.reasons,
             *_reasons(best, rivals),
             *self._experience(),
             *_idle(best, candidates, self._profiles),
         )
-        return replace(plan, reasons=told[:REASONS_MAX])
+        return replace(plan, reasons=reasons[:REASONS_MAX])
 
     def _fitting(self) -> list[CandidatePlan]:
         everybody = len(self._profiles.workers)
@@ -161,8 +161,8 @@ class CandidatePlans:
     def _experience(self) -> Iterator[str]:
         """What calls by some of the plans took, for people."""
         if self._measured:
-            told = sorted(self._measured.items(), key=lambda pair: pair[1])
-            yield f"calls took {', '.join(f'{time_text(seconds)} by {name}' for name, seconds in told)}"
+            fastest_first = sorted(self._measured.items(), key=lambda pair: pair[1])
+            yield f"calls took {', '.join(f'{time_text(seconds)} by {name}' for name, seconds in fastest_first)}"
 
 
 def needs_ranks(graph: WireGraph) -> bool:
@@ -277,12 +277,12 @@ def _seconds(candidate: Candidate) -> float:
 
 def _reasons(best: CandidatePlan, candidates: Sequence[Candidate]) -> Iterator[str]:
     """What the best of every other strategy would take."""
-    told: dict[str, Candidate] = {}
+    by_strategy: dict[str, Candidate] = {}
     for candidate in candidates:
-        told.setdefault(candidate.name.partition(" ")[0], candidate)
+        by_strategy.setdefault(candidate.name.partition(" ")[0], candidate)
     others = [
         f"{candidate.name} {candidate.why or time_text(_seconds(candidate))}"
-        for candidate in told.values()
+        for candidate in by_strategy.values()
         if candidate.name != best.name
     ]
     if others:
@@ -308,9 +308,9 @@ def _idle(best: CandidatePlan, candidates: Sequence[Candidate], profiles: Profil
         if worker.node_id in used:
             continue
         times = _speed(fastest) / _speed(worker)
-        if times > TELLING:
+        if times > NOTABLE:
             yield f"{worker.name} has no work: it is {_times(times)} times slower than {fastest.name}"
-        elif link.seconds(PROBE_BYTES) > TELLING * nearest.seconds(PROBE_BYTES):
+        elif link.seconds(PROBE_BYTES) > NOTABLE * nearest.seconds(PROBE_BYTES):
             bits = 8e-6 * link.bytes_per_s
             yield f"{worker.name} has no work: its link carries {bits:.3g} Mbit/s after {time_text(link.latency_s)}"
 

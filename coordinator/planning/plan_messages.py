@@ -167,7 +167,8 @@ def deploy(
     timeout_s: float = COLLECTIVE_TIMEOUT_S,
     force: bool = False,
 ) -> Deploy:
-    """What `node` is told of a plan: its parts, the graphs it does not have, the content it needs and who holds it.
+    """The message that deploys a plan on `node`: its parts, the graphs it does not have, the content it needs and who
+    holds it.
 
     Ranks wait for each other for `timeout_s`; with `force` the parts are compiled anew.
     """
@@ -279,8 +280,8 @@ def _gang(plan: Plan, part: int, timeout_s: float) -> WireGang | None:
     if gang is None:
         return None
     members = (plan.parts[member] for member in gang.parts)
-    told = tuple(Member(member.node, member.index, member.device) for member in members)
-    return WireGang(gang.axes, gang.sizes, gang.parts.index(part), told, gang.bytes_per_s, timeout_s)
+    wire_members = tuple(Member(member.node, member.index, member.device) for member in members)
+    return WireGang(gang.axes, gang.sizes, gang.parts.index(part), wire_members, gang.bytes_per_s, timeout_s)
 
 
 def _targets(plan: Plan) -> dict[tuple[int, int], list[Target]]:
@@ -336,7 +337,7 @@ def contents_of(plan: Plan, node: str, params: Params) -> dict[bytes, tuple[Tens
 
 
 def spec_of(blob: bytes, kind: TensorType, holders: tuple[str, ...], keep: bool) -> BlobSpec:
-    """What a worker is told of content that it needs."""
+    """The description of content that a worker needs."""
     return BlobSpec(blob, kind.size_bytes, kind.dtype.name, kind.shape, holders, keep)
 
 

@@ -21,7 +21,7 @@ log = logging.getLogger("graph_mesh.coordinator")
 
 class MessageRouter:
     """A `wire.link.link.Handler`.  Whoever takes a message adds a row: to `requests`, to answer it, or to `notices`.
-    `unlinked` are told of every link that ends, and why."""
+    `unlinked` are called with every link that ends, and why."""
 
     receiver: OutputReceiver  # takes streams
     join: Callable[[Link], object]  # takes a link to a worker that may work
@@ -58,9 +58,9 @@ class MessageRouter:
         """A link has ended."""
         if self.closing:
             return
-        for told in self.unlinked:
+        for callback in self.unlinked:
             with isolated("hearing of the end of a link"):
-                told(link, error)
+                callback(link, error)
         member = self._members.get(link.peer.node_id)
         if member is not None and member.link is link:
             self.lost(link.peer.node_id, str(error or "connection closed"))

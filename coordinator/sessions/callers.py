@@ -19,7 +19,7 @@ State = dict[str, NDArray[Any]]
 
 class Callers:
     """The callers of one session.  Made on the event loop.  A caller may cancel its future; nothing else happens
-    then, but that `unread` is told of a read."""
+    then, except that `unread` is called for a read."""
 
     def __init__(self, unread: Callable[[int], None], tasks: Tasks) -> None:
         self._loop = asyncio.get_running_loop()

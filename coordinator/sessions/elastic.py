@@ -126,7 +126,7 @@ class Elastic:
             planned = await plan(program, among)
         except PlacementError:
             return None
-        planned = replace(planned, reasons=(*planned.reasons, self._told(planned, proposal)))
+        planned = replace(planned, reasons=(*planned.reasons, self._shares_text(planned, proposal)))
         return self._remember(proposal.units, among, Planned(proposal.portions, program, planned))
 
     def _known(self, key: Hashable, profiles: Profiles) -> Planned | None:
@@ -148,8 +148,8 @@ class Elastic:
             self._made[portions] = await self.make(portions)
         return self._made[portions]
 
-    def _told(self, plan: Plan, proposal: Proposal) -> str:
-        """The worker's shares as text."""
+    def _shares_text(self, plan: Plan, proposal: Proposal) -> str:
+        """The workers' shares as text."""
         units = tuple(count for _, count in proposal.units)
         ends = ends_of(units, self.pieces)
         names = {worker.node: worker.name for worker in plan.workers}

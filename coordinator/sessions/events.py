@@ -100,7 +100,7 @@ class StepRequested:
 
 @dataclass(frozen=True, slots=True)
 class AnswersHeard:
-    """The client has the answers of the first `steps` steps; told of a durable session."""
+    """The client has the answers of the first `steps` steps; only durable sessions have this event."""
 
     steps: int
 

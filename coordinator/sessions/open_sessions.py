@@ -70,17 +70,18 @@ class Sessions:
         state: Stateful,
         policy: Policy,
         record: SessionRecord,
-        told: int | None,
+        answered: int | None,
         feeds: StepFeeds,
         write: WriteRecord,
         since: int = 0,
     ) -> Session:
-        """Go on with a session of another process, whose client has the answers of `told` steps.  `feeds` are those of
-        the steps from `record.manifest.first_feed(told, since)` on.  Where the client is gone, too, `told` is None."""
+        """Go on with a session of another process, whose client has the answers of `answered` steps.  `feeds` are those
+        of the steps from `record.manifest.first_feed(answered, since)` on; `answered` is None where the client is gone,
+        too."""
         forget = lambda: self._open.remove(session)  # noqa: E731
         session: Session = Session(self._context, program, state, policy, forget, None, write)
         back = {node: kept for node, kept in self._kept_by.items() if node in self._context.plans.members}
-        session.restore(record, told, feeds, since, back)
+        session.restore(record, answered, feeds, since, back)
         del self._waiting[id(record)]
         self._open.append(session)
         self._drop_unneeded(record)  # as copies that came after the answers of this client
@@ -100,7 +101,7 @@ class Sessions:
         """A worker joined again, and has kept these plans, by generation, of each of which it has done so many
         steps."""
         members = self._context.plans.members
-        self._kept_by = {each: told for each, told in self._kept_by.items() if each in members} | {node: kept}
+        self._kept_by = {each: done for each, done in self._kept_by.items() if each in members} | {node: kept}
         self._tell_each(lambda session: session.feed(ev.NodeReturned(node, frozenset(kept), kept)))
 
     @property
@@ -161,5 +162,5 @@ class Sessions:
             try:
                 tell(session)
             except Exception as fault:
-                error = as_error("a session failed at what it was told", fault)
+                error = as_error("a session failed at an event", fault)
                 asyncio.get_running_loop().call_soon(session._unanswered, error)

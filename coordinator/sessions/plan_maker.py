@@ -92,8 +92,8 @@ class PlanMaker:
         refusal = refused(plan) if required and self.before is None else None
         if refusal is not None:
             raise refusal
-        told = sentences(plan, self._profiles_of(action.nodes), self._policy.copies)
-        return replace(planned, plan=replace(plan, reasons=(*plan.reasons, *told)))
+        reasons = sentences(plan, self._profiles_of(action.nodes), self._policy.copies)
+        return replace(planned, plan=replace(plan, reasons=(*plan.reasons, *reasons)))
 
     async def _staying(self, action: ev.MakePlan) -> Planned | None:
         """The plan after a death that leaves all state of the other workers in place; None if there is none."""

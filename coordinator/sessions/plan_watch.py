@@ -25,7 +25,7 @@ PACE_CHECKED_AFTER = frozenset({12, 48, 192, 768})  # steps of a plan after whic
 
 class PlanWatch:
     """The watch over one session's plan.  `now` is the plan that steps run by, None while there is none or the session
-    is over; `moves` is told of a plan that is worth the move."""
+    is over; `moves` is called with a plan that is worth the move."""
 
     def __init__(
         self,

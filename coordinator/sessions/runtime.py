@@ -33,21 +33,21 @@ class Session(SessionShell):
     def restore(
         self,
         record: SessionRecord,
-        told: int | None,
+        answered: int | None,
         feeds: StepFeeds,
         since: int,
         back: Mapping[str, Mapping[int, int]],
     ) -> None:
-        """Take over what another process had, before `begin`; `told` is None where its client is gone, too.  Some
+        """Take over what another process had, before `begin`; `answered` is None where its client is gone, too.  Some
         workers are `back`, with what they have kept and how many steps of each plan they have done."""
         args = self._policy, self._nodes, self._context.generation, self._context.timeouts
-        self._machine = SessionState.restored(record.manifest, told, *args, since, back)
+        self._machine = SessionState.restored(record.manifest, answered, *args, since, back)
         self._feeds.begin = self._machine.held_from
         if self._writer is not None:
             self._writer.begin(self._machine.recorded)
         for number, inputs in feeds.items():
             self._feeds.add(number, inputs)
-        usable = record.manifest if told is None else record.manifest.before(told, since)
+        usable = record.manifest if answered is None else record.manifest.before(answered, since)
         self._copies.take_over(usable)
         if usable.plan is not None:
             state = StateStart(None, {}, record.pieces)

@@ -47,5 +47,5 @@ class Span:
 
     @property
     def rest_s(self) -> float:
-        told_s = self.compute_s + self.readback_s + self.wait_s + self.exchange_s + self.encode_s
-        return max(0.0, self.ended_s - self.began_s - told_s)
+        accounted_s = self.compute_s + self.readback_s + self.wait_s + self.exchange_s + self.encode_s
+        return max(0.0, self.ended_s - self.began_s - accounted_s)

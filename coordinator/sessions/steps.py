@@ -120,7 +120,7 @@ class Attendance:
     away: bool = False  # its client is: what it has come to is stored
     claimed: bool = False  # by another client, which waits for that
     left: bool = False  # the one that claimed it is away, too
-    unsure: bool = False  # another process ran it, and its client is away, too: nobody was told how many steps are done
+    unsure: bool = False  # another process ran it, and its client is away, too: nobody knows how many steps are done
     unknown: bool = False  # likewise, and the workers that know are not back
     tries: int = 0  # in a row to store it
     again: Wait = field(default_factory=Wait)

@@ -59,7 +59,7 @@ def test_texts_on_an_adapter_are_those_of_transformers(engine: Any, name: str) -
         given = {**values, **stepping.bind(feeds)}
         outputs = engine.run(executable, [given[key] for key in names])
         values |= {key: outputs[at] for key, at in stepping.carries}
-        chosen.append(stepping.outputs(outputs[: stepping.told]))
+        chosen.append(stepping.outputs(outputs[: stepping.returned_count]))
     said = np.array(chosen).T.tolist()
     assert said[0] == wanted[:4]
     how_drawn = {"temperature": 0.9, "top_k": 20, "top_p": 0.95, "seed": 7, "max_new_tokens": 4, "ends": ()}

@@ -25,7 +25,7 @@ LINES_PER_MINUTE_MAX = 20  # of failures: whoever has the discovery key may anno
 class AutoDialer:
     """The dialler calls `dial(candidate)` for every candidate that is `wanted`, at once and then every few seconds.
 
-    A MeshError of a dial is told once, with the `aim` that was missed; where retrying is hopeless, it is final.
+    A MeshError of a dial is reported once, with the `aim` that was missed; where retrying is hopeless, it is final.
     `imposter(where, error)` hears of those who are not whom they announced.
     """
 

@@ -148,7 +148,7 @@ class Announcer:
             await self._announce(channel)
 
     def _info(self, place: MulticastInterface) -> ServiceInfo | None:
-        addresses = listened(place.told, self._host)
+        addresses = listened(place.advertised, self._host)
         if not addresses:
             return None
         return ServiceInfo(
@@ -452,7 +452,7 @@ class _Channel:
     def ask(self) -> None:
         """Ask who is there, a few times soon and then now and again.
 
-        The first answers may come to this node alone: who has just told all may not tell all again for a second.
+        The first answers may come to this node alone: who has just answered all may not do so again for a second.
         """
         self._soon = list(ASK_SOON_S)
         self._ask(_TO_ME)

@@ -28,7 +28,7 @@ class MulticastInterface:
     interface: str
     version: int
     own: tuple[str, ...]
-    told: tuple[str, ...]
+    advertised: tuple[str, ...]
 
     @property
     def group(self) -> str:
@@ -80,11 +80,11 @@ def multicast_interfaces(interfaces: Sequence[Interface], names: Sequence[str] =
     return [*spoken, LOOPBACK]
 
 
-def listened(told: Sequence[str], host: str) -> list[str]:
+def listened(addresses: Sequence[str], host: str) -> list[str]:
     """The addresses of a place that a node which listens on `host` answers at."""
     if host in EVERY:
-        return [address for address in told if host == "::" or _version(address) == 4]
-    return [address for address in told if address == host.partition("%")[0]]
+        return [address for address in addresses if host == "::" or _version(address) == 4]
+    return [address for address in addresses if address == host.partition("%")[0]]
 
 
 def dialled(hosts: Iterable[str], port: int, scope: int, place: MulticastInterface) -> list[str]:

@@ -77,7 +77,7 @@ def _lines(graph: WireGraph, indent: str) -> Iterator[str]:
     yield f"{indent}}}"
 
 
-def _node(node: Node, kind: TensorType, indent: str, told: dict[tuple[str, WireGraph], int]) -> str:
+def _node(node: Node, kind: TensorType, indent: str, printed: dict[tuple[str, WireGraph], int]) -> str:
     kinds = {name: row.rstrip("?") for name, row in OPS[node.op].attrs.items()}
     attr_names = [name for name in node.attrs if name not in _IN_TYPE]
     attr_names.sort(key=lambda name: (kinds[name] == "graph", name))
@@ -85,8 +85,8 @@ def _node(node: Node, kind: TensorType, indent: str, told: dict[tuple[str, WireG
     for name in attr_names:
         if name == "data":
             attrs.append(f"data={_data(node.attrs['data'], kind)}")
-        elif kinds[name] == "graph" and node.op in MULTIPLE and (name, node.attrs[name]) in told:
-            attrs.append(f"{name}=%{told[name, node.attrs[name]]}")
+        elif kinds[name] == "graph" and node.op in MULTIPLE and (name, node.attrs[name]) in printed:
+            attrs.append(f"{name}=%{printed[name, node.attrs[name]]}")
         elif kinds[name] == "graph":
             attrs.append(f"{name}=" + "\n".join(_lines(node.attrs[name], indent)))
         else:

@@ -283,11 +283,11 @@ async def _left_behind(where: str, host: str, port: int, member: Credentials, ti
 
 
 class _HungUp(Exception):
-    """The other side ended a call early, and may be in better spirits soon; `told` is what it means if not."""
+    """The other side ended a call early, and may be in better spirits soon; `error` is what it means if not."""
 
-    def __init__(self, told: MeshError) -> None:
-        super().__init__(str(told))
-        self.told = told
+    def __init__(self, error: MeshError) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 async def _insist(where: str, call: Callable[[], Awaitable[T]], timeouts: Timeouts) -> T:
@@ -302,8 +302,8 @@ async def _insist(where: str, call: Callable[[], Awaitable[T]], timeouts: Timeou
             raise ConnectFailed(f"{where} did not answer within {call_s:g} s") from None
         except _HungUp as error:
             if loop.time() > until_s:
-                error.told.next_step = error.told.next_step or CROWDED
-                raise error.told from None
+                error.error.next_step = error.error.next_step or CROWDED
+                raise error.error from None
             if not logged and loop.time() - began_s > TELL_S:
                 logged = True
                 log.warning("%s hangs up, as with many callers; asking again for %.0f s", where, insist_s - TELL_S)

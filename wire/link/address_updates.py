@@ -39,7 +39,7 @@ class AddressUpdates:
         endpoint.advertise(self._addresses())
 
     def moved(self) -> bool:
-        """Look again: whether the addresses are others than before, which the endpoint was told then."""
+        """Look again; true if the addresses have changed, which the endpoint then knows."""
         self.judged = judge(self._look(), self._names)
         addresses = self._addresses()
         if addresses == self._endpoint.identity.addresses:

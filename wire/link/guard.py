@@ -1,7 +1,7 @@
 """Guard: the Handler before the handler of an endpoint.  It lets through what the table of permissions allows.
 
 `wire/protocol/permissions.py` says which relations the sender of a message needs; the `tests` of the receiver say
-whether it has one.  What is refused is counted against the sender, and told in the log at a limited rate.  A sender
+whether it has one.  What is refused is counted against the sender, and logged at a limited rate.  A sender
 that goes on has its link ended.  A request is answered with the error, a note is dropped, and a stream is refused
 before there is any memory for it.
 """
@@ -21,7 +21,7 @@ from ..protocol.flow_control import PacedBuffer
 from ..protocol.messages import Message
 from ..protocol.permissions import TABLE, Receiver, Relation, Way
 from ..roles import ADMIN, CLIENT, OPERATOR, may
-from ..system.log_limit import LogLimit, untold_text
+from ..system.log_limit import LogLimit, unlogged_text
 from ..system.outcome import Outcome
 from .link import Handler, Link
 
@@ -162,9 +162,9 @@ class Guard:
         ledger.refused += 1
         node = link.peer.node_id
         self.refused_of[node] = self.refused_of.get(node, 0) + 1
-        untold = ledger.lines.admit(now)
-        if untold is not None:
-            log.warning("refused: %s%s", why, untold_text(untold))
+        unlogged_count = ledger.lines.admit(now)
+        if unlogged_count is not None:
+            log.warning("refused: %s%s", why, unlogged_text(unlogged_count))
         if ledger.refused >= REFUSED_MESSAGES.most and not link.closed:
             link.fail(NotTrusted(f"{link.peer.name} sent {ledger.refused} messages in a minute that it may not send"))
 

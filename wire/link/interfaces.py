@@ -1,8 +1,8 @@
 """This machine's network interfaces: which of their addresses others may dial, and why not the rest.
 
-`interfaces_here` looks; everything else is a pure function of what it saw.  Every address that may work is told to
-others, and they try them all: nobody can know from here which one reaches there.  To leave out another kind of
-interface, add a row to VIRTUAL.
+`interfaces_here` looks; everything else is a pure function of what it saw.  Others get every address that may work, and
+they try them all: nobody can know from here which one reaches there.  To leave out another kind of interface, add a row
+to VIRTUAL.
 """
 
 from __future__ import annotations

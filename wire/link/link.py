@@ -35,7 +35,7 @@ from ..protocol.peer import (
     StreamSent,
 )
 from ..roles import member_id
-from ..system.log_limit import LogLimit, untold_text
+from ..system.log_limit import LogLimit, unlogged_text
 from ..system.outcome import Outcome
 from ..system.shared_memory_handoff import HandoffFiles
 from ..system.tasks import Tasks
@@ -410,10 +410,10 @@ class Link:
     def _on_closed(self, event: Closed) -> None:
         self._end(event.error)
 
-    def _guarded(self, what: str, tell: Callable[..., None], *told: object) -> None:
+    def _guarded(self, what: str, tell: Callable[..., None], *arguments: object) -> None:
         """A handler's bug must reach the log, not end the link; its ProtocolError blames the other side and does."""
         try:
-            tell(*told)
+            tell(*arguments)
         except ProtocolError:
             raise
         except Exception as error:
@@ -421,9 +421,9 @@ class Link:
 
     def _log_fault(self, doing: str, error: Exception) -> None:
         """Log an exception with its stack: a few in a minute, whatever the other side sends."""
-        untold = self._fault_lines.admit(self._loop.time())
-        if untold is not None:
-            log.error("%s from %s failed%s", doing, self.peer.name, untold_text(untold), exc_info=error)
+        unlogged_count = self._fault_lines.admit(self._loop.time())
+        if unlogged_count is not None:
+            log.error("%s from %s failed%s", doing, self.peer.name, unlogged_text(unlogged_count), exc_info=error)
 
     # -- sending
 

@@ -177,7 +177,7 @@ async def ask_to_join(
 
 def remember_coordinator(folder: Path, addresses: Sequence[str]) -> None:
     """Remember it for the node whose identity is in `folder`; losing it costs a --peer, so a disk that refuses is only
-    told of."""
+    logged."""
     try:
         Disk().write_whole(folder / COORDINATOR_FILE, [json.dumps(list(addresses)).encode()])
     except OSError as error:

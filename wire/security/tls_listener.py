@@ -28,7 +28,7 @@ TLS_HANDSHAKE = b"\x16"  # the first byte of every TLS connection
 HELLO_BYTES_MAX = 4096  # of the first record, which is 300 to 2,000
 HEADER_BYTES = 5  # of a record: its kind, version (2) and length (2)
 LOOK_S = 0.01  # from one look for the rest of a record to the next
-CROWD_TOLD_S = 10.0  # from one word about callers that find no room to the next
+CROWD_LINE_EVERY_S = 10.0  # from one word about callers that find no room to the next
 TURN_S = 0.005  # from one begin of TLS to the next: a flood takes a part of the loop's time, and no more memory
 PAUSE_S = 0.1  # after a failed accept: no file descriptor is free, most of the time
 
@@ -165,11 +165,11 @@ class Listener:
     def _tell_crowd(self, host: str) -> None:
         """Now and then: each is tried again by whoever means it."""
         now_s = asyncio.get_running_loop().time()
-        if now_s - self._crowded_s >= CROWD_TOLD_S:
+        if now_s - self._crowded_s >= CROWD_LINE_EVERY_S:
             self._crowded_s = now_s
-            self._tasks.run("telling of a crowd", self._told(host), unheard)
+            self._tasks.run("telling of a crowd", self._report_crowd(host), unheard)
 
-    async def _told(self, host: str) -> None:
+    async def _report_crowd(self, host: str) -> None:
         await self._turned_away(host, "too many callers at once")
 
     async def _hear(self, caller: Caller, connection: socket.socket) -> None:

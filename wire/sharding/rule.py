@@ -1,6 +1,6 @@
 """Rule: which dimensions of a node's operands and results go together when ranks share its work out.
 
-The form, and what free, reduced, exact and special factors are, is told in `factors.py`, which writes the rules.
+The form, and what free, reduced, exact and special factors are, is explained in `factors.py`, which writes the rules.
 """
 
 from __future__ import annotations

@@ -16,18 +16,18 @@ class LogLimit:
 
     every_s: float = EVERY_S
     _next_s: float = -math.inf
-    _untold: int = 0
+    _unlogged_count: int = 0
 
     def admit(self, now: float) -> int | None:
         """How many lines were left out since the last one that was written; None if this one is left out, too."""
         if now < self._next_s:
-            self._untold += 1
+            self._unlogged_count += 1
             return None
         self._next_s = now + self.every_s
-        untold, self._untold = self._untold, 0
-        return untold
+        unlogged_count, self._unlogged_count = self._unlogged_count, 0
+        return unlogged_count
 
 
-def untold_text(untold: int) -> str:
+def unlogged_text(unlogged_count: int) -> str:
     """What a line says of those that were left out before it."""
-    return f" ({untold} more like it before)" if untold else ""
+    return f" ({unlogged_count} more like it before)" if unlogged_count else ""

@@ -18,11 +18,11 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 log = logging.getLogger("graph_mesh.loop")
-LAG_S_MAX = 0.05  # a turn that takes longer is told; a heartbeat may be this late and nobody is suspected
+LAG_S_MAX = 0.05  # a turn that takes longer is logged; a heartbeat may be this late and nobody is suspected
 WARNED_S = 1.0  # of computing in one turn: that is a fault of ours, and not of a machine that is busy with others
 LOOK_S = 0.5  # how often another thread looks what the loop does, so that the log can say it
-WINDOW_S = 30.0  # what is told is the longest turn of one or two of these
-TOLD_S = 10.0  # from one line of the log to the next, unless that is about a turn that is twice as long
+WINDOW_S = 30.0  # reports have the longest turn of one or two of these
+LINE_EVERY_S = 10.0  # from one line of the log to the next, unless that is about a turn that is twice as long
 FRAMES_MAX = 4  # of the innermost ones of our own
 
 _measured: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopLag] = WeakKeyDictionary()
@@ -40,8 +40,8 @@ class LoopLag:
         self._window_ends_s = now() + WINDOW_S
         self._began_s: float | None = None  # of the turn that is being done
         self._tells = False
-        self._told_s, self._told_of_s = -TOLD_S, 0.0
-        self._untold = 0
+        self._logged_s, self._logged_turn_s = -LINE_EVERY_S, 0.0
+        self._unlogged_count = 0
         self._turn = 0
         self._doing = 0, ""  # what the loop was seen to do, in which turn
 
@@ -74,7 +74,7 @@ class LoopLag:
             return
         frame = sys._current_frames().get(thread)
         if frame is not None and turn == self._turn:
-            self._doing = turn, _told(traceback.extract_stack(frame))
+            self._doing = turn, _frames_text(traceback.extract_stack(frame))
 
     def tell(self) -> None:
         """Say in the log what stops the loop, from now on, with what ran: as a warning if it computed for WARNED_S."""
@@ -85,11 +85,11 @@ class LoopLag:
         self._pass_windows()
         self._worst_s[0] = max(self._worst_s[0], took_s)
         if self._tells and took_s > LAG_S_MAX:
-            self._untold += 1
-            if self._now() - self._told_s >= TOLD_S or took_s > 2 * self._told_of_s:
+            self._unlogged_count += 1
+            if self._now() - self._logged_s >= LINE_EVERY_S or took_s > 2 * self._logged_turn_s:
                 seen, what = self._doing
                 did = what if seen == self._turn and what else "something that let nothing else run, or was over soon"
-                more = f"; so did {self._untold - 1} turns before it" if self._untold > 1 else ""
+                more = f"; so did {self._unlogged_count - 1} turns before it" if self._unlogged_count > 1 else ""
                 self_s = self._computed() - self._computed_s  # little of it: the machine or another thread was busy
                 figures = took_s * 1e3, self_s * 1e3
                 log.log(
@@ -99,7 +99,7 @@ class LoopLag:
                     did,
                     more,
                 )
-                self._told_s, self._told_of_s, self._untold = self._now(), took_s, 0
+                self._logged_s, self._logged_turn_s, self._unlogged_count = self._now(), took_s, 0
 
     def _pass_windows(self) -> None:
         now = self._now()
@@ -132,7 +132,7 @@ def recent_lag_s(loop: asyncio.AbstractEventLoop) -> float:
     return lag.recent_s if lag is not None else 0.0
 
 
-def _told(stack: traceback.StackSummary) -> str:
+def _frames_text(stack: traceback.StackSummary) -> str:
     """Tell where a thread is: the innermost lines of ours, and of whatever they call."""
     ours = [frame for frame in stack if "asyncio" not in frame.filename.split(os.sep)][-FRAMES_MAX:]
     return " > ".join(f"{os.path.basename(frame.filename)}:{frame.lineno} {frame.name}" for frame in ours)

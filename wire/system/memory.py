@@ -12,6 +12,6 @@ def machine_memory() -> tuple[int, int]:
 
 
 def default_budget() -> int:
-    """Half of the machine's memory, in bytes: what a worker uses unless it is told.  The other half is the owner's."""
+    """Half of the machine's memory, in bytes: what a worker uses by default.  The other half is the owner's."""
     _, total_bytes = machine_memory()
     return total_bytes // 2

@@ -34,12 +34,12 @@ class Outcome(Generic[T]):
         """Whether it is known, or cancelled."""
         return self._over
 
-    def then(self, told: Callable[[T | None, MeshError | None], object]) -> None:
-        """Call `told(value, error)` once it is known, which may be now; one of them is None."""
+    def then(self, callback: Callable[[T | None, MeshError | None], object]) -> None:
+        """Call `callback(value, error)` once it is known, which may be now; one of them is None."""
         if self._over:
-            told(self._value, self._error)
+            callback(self._value, self._error)
         else:
-            self._then = told
+            self._then = callback
 
     def set_result(self, value: T) -> None:
         self._known(value, None)

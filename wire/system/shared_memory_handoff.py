@@ -1,8 +1,9 @@
 """Shared memory handoff: the files of shared memory that other processes were told to take, until they have taken them.
 
-Whoever is told owns the file and removes it.  A process that dies before it does so cannot, and so the one that wrote
-the file does.  That a link has ended says nothing: the process at its other end may be about to read what came before.
-Whether a process lives is what the lock of its directory says (`shared_memory.py`); its number may be another's by now.
+Whoever gets its name owns the file and removes it.  A process that dies before it does so cannot, and so the one that
+wrote the file does.  That a link has ended says nothing: the process at its other end may be about to read what came
+before.  Whether a process lives is what the lock of its directory says (`shared_memory.py`); its number may be
+another's by now.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import NamedTuple
 from ..bounds import UNTAKEN_FILES
 from .shared_memory import SharedDir, remove
 
-LOOK_EVERY = 64  # so many files told, and we look which have been taken
+LOOK_EVERY = 64  # after so many new files we look which have been taken
 
 
 class _File(NamedTuple):

@@ -21,7 +21,7 @@ def watch_signals(loop: asyncio.AbstractEventLoop, stop: Callable[[str], object]
     """Call `stop` with why, for people, at the first SIGTERM or Ctrl-C; at the second one end the process."""
     asked: list[signal.Signals] = []
 
-    def told(number: signal.Signals) -> None:
+    def on_signal(number: signal.Signals) -> None:
         if asked:
             os._exit(SIGNALLED + number)
         asked.append(number)
@@ -29,6 +29,6 @@ def watch_signals(loop: asyncio.AbstractEventLoop, stop: Callable[[str], object]
 
     for number in SIGNALS:
         try:
-            loop.add_signal_handler(number, told, number)
+            loop.add_signal_handler(number, on_signal, number)
         except NotImplementedError:  # Windows
-            signal.signal(number, lambda *_, number=number: loop.call_soon_threadsafe(told, number))
+            signal.signal(number, lambda *_, number=number: loop.call_soon_threadsafe(on_signal, number))

@@ -3,7 +3,7 @@
 
 One host listens on a port until the other has connected, for a while at most.  The two share a key, which is used once
 and went over the daemons' link: the one that connects sends it, and the one that listens answers with a hash of it.  In
-a mesh with a token this is within TLS, whose certificate follows from the key too: only the host that was told the key
+a mesh with a token this is within TLS, whose certificate follows from the key too: only the host that got the key
 can show it (`wire/security/tls.py`).  So no host needs its node's own key.  Without a token the port is on loopback, as
 the daemon's is.
 
@@ -127,7 +127,7 @@ class Connector:
         return _connection(secured, message.key, message.slot_bytes)
 
     def _secured(self, sock: socket.socket, message: Listen | Connect, accepting: bool) -> socket.socket:
-        """The socket, within TLS if the mesh has it.  OSError if the other end was not told the key."""
+        """The socket, within TLS if the mesh has it.  OSError if the other end does not have the key."""
         if not message.tls:
             return sock
         from wire.security.tls import secured_by_key  # loads cryptography, which other hosts are open without

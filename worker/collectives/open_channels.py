@@ -29,7 +29,7 @@ def open_rank(
     """The collectives of a rank.  BlobMissing if another rank's files are gone.
 
     The ring buffers to write to are in the directory `own`, and the one to read from rank r is in `directories[r]`.
-    Where that is "", rank r is on another machine: the ring buffer is in `own`, the daemon carries it and is told of
+    Where that is "", rank r is on another machine: the ring buffer is in `own`, the daemon carries it and learns of
     changes by `notify`, and `remote` returns the remote channel beside it.  `arena` is this rank's shared arena.
     """
     peers = {}

@@ -49,7 +49,7 @@ SEVERAL: dict[str, Several] = {**CONTROL, **FACTORISATIONS}
 # result.  Where ranks are crowded that is sooner: a thread that sends meanwhile takes the core of one that computes.
 MUTUAL = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all"})
 OVER_BYTES_MIN = 1 << 14  # of a result that is written over an operand
-LANE, EXCHANGES = "numpy", "exchanges"  # what times are told under: calls, and collectives, which overlap with them
+LANE, EXCHANGES = "numpy", "exchanges"  # the names of times: calls, and collectives, which overlap with them
 FREE = frozenset({"reshape", "after"})  # what numpy does without touching an element
 NO_KEY: Key = (0, 0)
 CLOCK_RESOLUTION_S = 1e-5  # of a clock that may time a kernel; that of processor time has 16 ms on Windows

@@ -56,7 +56,7 @@ class Writing:
 
     def owned(self, outputs: Sequence[HostArray]) -> list[HostArray]:
         """Outputs that share memory neither with inputs and constants nor with each other, and keep no more alive than
-        they show; those that have the memory of what was lent are told there."""
+        they show; `lent` learns which of them have its memory."""
         taken, owned = set(self._foreign), []
         for place, array in enumerate(outputs):
             root = root_of(array)

@@ -181,8 +181,8 @@ class Daemon:
         for asked in (self._requests, links, self._fetcher, self._parity, self._voting, self._report):
             handler.requests.update(asked.requests())
         handler.prompt.update(self._requests.prompt())
-        for told in (self._requests, self._owner_link, links, self._bridge):
-            handler.notifications.update(told.notifications())
+        for receiver in (self._requests, self._owner_link, links, self._bridge):
+            handler.notifications.update(receiver.notifications())
         handler.streams.update({Push: self._requests, BlobStream: self._exchange})
         handler.streams.update({Letter: self._bridge, Ballast: links.meter})
         self._relations.know(self._bridge, self._exchange, links.meter)
@@ -240,8 +240,8 @@ class Daemon:
         elif not alone:
             keep("looking for a membership", self._look_for_membership)
         if config.discoverable:
-            told = self._membership, config, self._stopped, self._owner_link.announced
-            keep("announcing this worker", lambda: advertise(self._endpoint, port, *told))
+            arguments = self._membership, config, self._stopped, self._owner_link.announced
+            keep("announcing this worker", lambda: advertise(self._endpoint, port, *arguments))
 
     def leave(self, reason: str) -> None:
         """Hand unfinished work back and end, as on SIGTERM."""

@@ -19,9 +19,9 @@ def report_of(index: int, device: Device) -> DeviceReport:
     return DeviceReport(index=index, **_fields(device.info), **_fields(device.figures))
 
 
-def explained_of(told: Explained, report: DeviceReport) -> messages.Explained:
+def explained_of(explained: Explained, report: DeviceReport) -> messages.Explained:
     """The answer to who asked for the kernels of a part, with what they ran on."""
-    measured = told.kernels, told.clock, told.evaluations, told.seconds
+    measured = explained.kernels, explained.clock, explained.evaluations, explained.seconds
     figures = report.gflops, report.gbytes_per_s, report.dispatch_s
     return messages.Explained(*measured, "", report.index, report.engine, report.adapter[:4096], *figures)
 
@@ -32,8 +32,8 @@ def _fields(record: EngineInfo | Measured) -> dict[str, Any]:
 
 def without_ops(report: DeviceReport) -> DeviceReport:
     """A device that computes nothing any more: nobody places anything there."""
-    told = {name: getattr(report, name) for name in DeviceReport.__struct_fields__}
-    return DeviceReport(**{**told, "dtypes_by_op": {}})
+    values = {name: getattr(report, name) for name in DeviceReport.__struct_fields__}
+    return DeviceReport(**{**values, "dtypes_by_op": {}})
 
 
 def memory_bytes_of(reports: tuple[DeviceReport, ...]) -> int:

@@ -20,7 +20,7 @@ from wire.system.shared_memory import SharedDir
 from ..config import WorkerConfig
 from ..devices.registry import BEST, ON_PROCESSOR, PROCESSOR
 from ..engine import host_messages as hm
-from ..engine_host.cage import told
+from ..engine_host.cage import cage_text
 from .device_reports import report_of
 from .environment import EngineHost, Environment, OnLost, OnMessage
 
@@ -28,7 +28,7 @@ log = logging.getLogger("graph_mesh.worker")
 
 
 class EngineHosts:
-    """`content` are the folders of what hosts are told to read.  `hosts` are those of the worker's devices, by their
+    """`content` are the folders that hosts may read.  `hosts` are those of the worker's devices, by their
     numbers, once they are open.  `said` takes what they say, `lost` hears of each that is lost, and `back` of each that
     serves again."""
 
@@ -60,7 +60,7 @@ class EngineHosts:
         self.hosts[device].send(message)
 
     def hand(self, device: int, sock: socket.socket) -> bool:
-        """Give the host of a device an open socket, for the message that it is told next."""
+        """Give the host of a device an open socket, for the message that it gets next."""
         return self.hosts[device].hand(sock)
 
     async def start(self, selections: Sequence[str]) -> None:
@@ -98,7 +98,7 @@ class EngineHosts:
                 if host.selection == PROCESSOR:
                     host.selection = answer.device.info.engine  # the host that may follow it computes the same bits
                 self.hosts.append(host)
-                cages[told(answer.cage)] = None
+                cages[cage_text(answer.cage)] = None
                 reports.append(report_of(host.device, answer.device))
                 continue
             elif host.selection == BEST:

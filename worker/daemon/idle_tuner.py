@@ -59,15 +59,15 @@ class IdleTuner:
                 self._task = None  # it has a moment to end in good order
 
     async def _measure(self, selection: str, classes: tuple[str, ...]) -> None:
-        tuning = Tuning(self._config, selection, self._told)
+        tuning = Tuning(self._config, selection, self._on_tuned)
         await tuning.run(lambda info: classes, CLASS_S_MAX * len(classes))
 
     def _over(self, task: asyncio.Task[None]) -> None:
         self._task = None
         self._tuning.ended(failed=not task.cancelled() and task.exception() is not None)
 
-    def _told(self, tuned: Tuned) -> None:
-        self._tuning.told(tuned.shape_class)
+    def _on_tuned(self, tuned: Tuned) -> None:
+        self._tuning.class_done(tuned.shape_class)
         if tuned.finished and tuned.form != tuned.guess:
             log.info("%s: %s takes %.3g ms, and %s %.3g", tuned.shape_class, tuned.form, tuned.form_s * 1e3,
                      tuned.guess, tuned.guess_s * 1e3)  # fmt: skip

@@ -75,7 +75,7 @@ class PauseWatch:
         self._feed = feed
         self._duty = duty
         self._seen = ""
-        self._told = ""
+        self._written_duty = ""
 
     def look(self) -> None:
         """Hear of a wish that is new, and say what the worker does."""
@@ -84,8 +84,8 @@ class PauseWatch:
             self._saw(wish)
             self._feed(PauseFileChanged(wish))
         duty = self._duty()
-        if duty != self._told:
-            self._told = duty
+        if duty != self._written_duty:
+            self._written_duty = duty
             self._try(lambda: self._files.set_duty(duty))
 
     def keep(self, by: str) -> None:

@@ -89,14 +89,14 @@ class SleepWatch:
 
         fields, kind = message.header.fields, message.header.message_type
         if kind is MessageType.signal and fields.get(HeaderFields.member) == "PrepareForSleep":
-            self._told(bool(message.body[0]))
+            self._on_prepare_for_sleep(bool(message.body[0]))
         elif fields.get(HeaderFields.reply_serial) == self._asked and kind is MessageType.method_return:
             self._let_go()
             self._lock = message.body[0]
         elif fields.get(HeaderFields.reply_serial) == self._asked and kind is MessageType.error:
             log.debug("this machine's sleep is not held up: %s", " ".join(map(str, message.body)))
 
-    def _told(self, begins: bool) -> None:
+    def _on_prepare_for_sleep(self, begins: bool) -> None:
         if begins:
             self._tasks.run("falling asleep", self._fall_asleep(self._sleeps(), self._lock), unheard)
             self._lock = None  # one that is granted meanwhile is for the next sleep

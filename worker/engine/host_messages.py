@@ -58,7 +58,7 @@ class Open(_Message, frozen=True, array_like=True, tag=True):
     beat_s: float
     trace: str = ""  # the file for a trace of its kernels, "" for none
     worker: str = ""  # whose host it is, for people
-    readable: tuple[str, ...] = ()  # folders of content that it is told of, and does not write
+    readable: tuple[str, ...] = ()  # folders of content that it reads, and does not write
     caged: bool = False  # whether it gives up what it does not need (`worker/engine_host/cage.py`)
     descriptors: int = -1  # over which it is handed sockets; -1: it opens its own
 

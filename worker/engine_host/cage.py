@@ -109,7 +109,7 @@ class Cage:
 
 
 def layers_here() -> tuple[Layer, ...]:
-    """The layers that this machine has, as far as that can be told from outside a host."""
+    """The layers that this machine has, as far as that can be seen from outside a host."""
     if platform.system() != "Linux":
         return tuple(Layer(name, f"there is none on {platform.system()}") for name in LAYERS)
     calls = "" if seccomp.available() else f"this kernel takes no filters, or not on {platform.machine()}"
@@ -117,7 +117,7 @@ def layers_here() -> tuple[Layer, ...]:
     return (Layer(FILES, files), Layer(NETWORK, calls), Layer(PROCESSES, calls), Layer(RIGHTS), Layer(LIMITS))
 
 
-def told(layers: tuple[Layer, ...]) -> str:
+def cage_text(layers: tuple[Layer, ...]) -> str:
     """The layers in words: those that hold, and why others do not; "" for none at all, as in a simulation."""
     if not layers:
         return ""

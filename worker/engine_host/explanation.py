@@ -55,14 +55,14 @@ class _Place:
     body: str = ""
 
 
-Told = tuple[tuple[KernelReport, ...], str, int, float | None]
+Measurements = tuple[tuple[KernelReport, ...], str, int, float | None]
 """The kernels, how they were measured, how many evaluations ended, and the median seconds of one."""
 
 
 def explanation(
     engine: Engine, executable: Executable, graph: WireGraph, texts: Texts, stopped: Stopped,
     usual: Spans | None = None,
-) -> Told:  # fmt: skip
+) -> Measurements:  # fmt: skip
     """What an engine tells of what it compiled `graph` to; Cancelled once `stopped()`.  `usual` watches the engine
     before and afterwards."""
     places, clock = _flattened(engine, executable, graph, texts.wanted)
@@ -91,15 +91,15 @@ def explanation(
 def know(trace: KernelTrace, engine: Engine, executable: Executable, graph: WireGraph) -> None:
     """Tell a trace which kernels an executable has, those of graphs inside it included."""
 
-    def told(inner: Executable, of: WireGraph | None) -> None:
+    def know_rows(inner: Executable, of: WireGraph | None) -> None:
         rows = explained(engine, inner).rows
         trace.know(rows, {index: node.op for index, node in enumerate(of.nodes)} if of is not None else {}, graph.hash)
         for row in rows:
             for _, body, known in graphs_inside(of, row):
-                told(body, known)
+                know_rows(body, known)
 
     try:
-        told(executable, graph)
+        know_rows(executable, graph)
     except Unsupported as error:
         print(f"kernels of {graph.name or 'a graph'} are traced without names: {error}", file=sys.stderr, flush=True)
 

@@ -551,19 +551,19 @@ class Host:
         return messages.ExecuteFailed(message.run, known.to_fields())
 
     def _explain(self, message: messages.ExplainPart) -> messages.FromHost:
-        """Tell the kernels of a part.  Its inputs are made here, and take memory as weights do."""
+        """Describe the kernels of a part.  Its inputs are made here, and take memory as weights do."""
         number = message.run.to_bytes(STOP_BYTES, "little")
         try:
             prepared = self._prepared[message.prepared]
             made, self._reading = sum(type_.size_bytes for type_ in prepared.types), frozenset()
             self._make_room(made, prepared.executable.memory_bytes, prepared.kept_bytes if self._shares_memory else 0)
             texts = Texts(message.texts, message.kernel)
-            told = explanation(
+            parts_of_answer = explanation(
                 self._engine, prepared.executable, prepared.graph, texts, lambda: self._stop_cell == number, self._trace
             )
         except Exception as error:
             return messages.ExecuteFailed(message.run, self._as_mesh_error(error).to_fields())
-        return messages.Explained(message.run, *told)
+        return messages.Explained(message.run, *parts_of_answer)
 
     def _tune(self, message: messages.Tune) -> messages.FromHost:
         number = message.run.to_bytes(STOP_BYTES, "little")
@@ -681,8 +681,8 @@ class Host:
     def _check_left(self, inputs: tuple[messages.Input, ...]) -> None:
         """Check that no earlier run failed that should have left some of the inputs; BlobMissing if one did.
 
-        This failure is not told to other ranks: they may not have been told yet why the earlier step failed, and a ring
-        buffer has the error of one step only.
+        This failure is not sent to other ranks: they may not know yet why the earlier step failed, and a ring buffer
+        has the error of one step only.
         """
         if any(value.kept and value.kept not in self._kept for value in inputs):
             raise BlobMissing("what the step before should have left is not here")

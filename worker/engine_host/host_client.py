@@ -87,7 +87,7 @@ class HostProcess(asyncio.SubprocessProtocol):
         self.exited = asyncio.Event()
         self._splitter = Splitter()
         self._stderr = bytearray()
-        self._forgotten: list[int] = []  # what it is told to free before anything else is written
+        self._forgotten: list[int] = []  # what it has to free before anything else is written
         self._transport: asyncio.SubprocessTransport | None = None
         self._stdin: asyncio.WriteTransport | None = None
         self._over = False

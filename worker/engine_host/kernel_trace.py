@@ -27,7 +27,7 @@ OPS_MAX = 8  # in a kernel's name
 
 
 class KernelTrace:
-    """A trace in the file `path` of what is told to it; `process` is what viewers call it.
+    """A trace in the file `path` of the kernels that run; `process` is what viewers call it.
 
     What a disk refuses costs the trace, and nothing else.
     """
@@ -59,26 +59,26 @@ class KernelTrace:
             shown = " ".join([*kinds[:OPS_MAX], *(["..."] if len(kinds) > OPS_MAX else [])])
             name = row.name if row.name.endswith(shown) else f"{row.name}: {shown}"
             figures = {"flops": row.flops, "read_bytes": row.read_bytes, "written_bytes": row.written_bytes}
-            told = {
+            arguments = {
                 "kernel": number,
                 "nodes": [node for node in row.nodes if node in ops],
                 **figures,
                 "graph": graph.hex()[:16],
             }
-            self._rows.update(dict.fromkeys(row.keys, (name, told)))
+            self._rows.update(dict.fromkeys(row.keys, (name, arguments)))
 
     def __call__(self, span: Span) -> None:
         """A kernel ran."""
         if self.full:
             return
-        name, told = self._rows.get(span.key, ("kernel", {}))
+        name, arguments = self._rows.get(span.key, ("kernel", {}))
         times = {"ts": span.began_s * 1e6, "dur": (span.ended_s - span.began_s) * 1e6}
-        self._event({"name": name, "ph": "X", "tid": self._lane(span.lane), **times, "args": told})
+        self._event({"name": name, "ph": "X", "tid": self._lane(span.lane), **times, "args": arguments})
         if self._waiting_bytes > WAITING_BYTES_MAX:
             self.flush()
 
     def flush(self) -> None:
-        """Write what was told, as far as there is room."""
+        """Write the events that wait, as far as there is room."""
         if not self._waiting or self.full:
             return
         waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0

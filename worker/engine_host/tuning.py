@@ -31,13 +31,13 @@ Classes = Callable[[EngineInfo], Sequence[str]]
 
 
 class Tuning:
-    """Measures on the device that `selection` means; `told` hears of each class, in order.
+    """Measures on the device that `selection` means; `report` is called with the result of each class, in order.
 
     To stop it, cancel `run`.
     """
 
     def __init__(
-        self, config: WorkerConfig, selection: str, told: Callable[[Tuned], None], command: Sequence[str] = HOST
+        self, config: WorkerConfig, selection: str, report: Callable[[Tuned], None], command: Sequence[str] = HOST
     ) -> None:
         if selection in ON_PROCESSOR:
             raise ConfigError(
@@ -46,7 +46,7 @@ class Tuning:
             )
         times = config.timeouts
         self._config = replace(config, timeouts=replace(times, part_s=min(times.part_s, HANG_S)))
-        self._selection, self._told, self._command = selection, told, command
+        self._selection, self._report, self._command = selection, report, command
         self._host: HostProcess | None = None
         self._gone = True  # the host, or there was none yet
         self._answer: asyncio.Future[hm.TuneDone] | None = None
@@ -68,10 +68,10 @@ class Tuning:
         for place, shape_class in enumerate(classes):
             left_s = until_s - loop.time()
             if left_s <= 0:
-                self._told(Tuned(shape_class, why="the time was over before its turn"))
+                self._report(Tuned(shape_class, why="the time was over before its turn"))
                 continue
             seconds = min(max(left_s / (len(classes) - place), CLASS_S_MIN), CLASS_S_MAX)
-            self._told(await self._measured(shared, shape_class, seconds, until_s))
+            self._report(await self._measured(shared, shape_class, seconds, until_s))
 
     async def _measured(self, shared: SharedDir, shape_class: str, seconds: float, until_s: float) -> Tuned:
         """Measure a class; after a loss of the host again, unless the time is over."""

@@ -30,7 +30,7 @@ class Watchdog:
     part_s_max: float
     stop_s_max: float
     _asked: deque[_Asked] = field(default_factory=deque)  # what awaits an answer
-    _stopped: tuple[int, float] | None = None  # the last run that was to be given up: it is the only one that is told
+    _stopped: tuple[int, float] | None = None  # the last run that the host was told to give up, and when
     _heard: bool = False  # since the last check
     _silent_checks: int = 0
     _checked_s: float | None = None

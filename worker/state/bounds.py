@@ -20,7 +20,7 @@ class Bounds:
     graphs_bytes_max: int = GRAPHS.most  # graph encodings kept so that a new plan need not send them again
     fetches_max: int = FETCHES.most  # enough to hide a LAN's round trips
     keep_orphans_s: float = DEFAULT_TIMEOUTS.keep_orphans_s
-    told_after_s: float = BEGAN_S  # that a step has begun: one that is done sooner tells it by its answer
+    report_begun_after_s: float = BEGAN_S  # the answer of a step that is done sooner says it
     lost_link_grace_s: float = DEFAULT_TIMEOUTS.lost_link_grace_s
     served_epoch: int = 0  # of the coordinator with a standby that it served last, before this process
     memory_bytes: int = 0  # the budget for computing and for what is kept for other workers; 0: no limit

@@ -31,7 +31,7 @@ class DeviceQueue:
         default_factory=deque
     )  # runs that the host has, with inputs
     begun: bool = False  # whether the first issued run has begun and `just_begun` has not been asked since
-    untold: bool = False  # whether nobody was told of the step of the run that has begun
+    unreported: bool = False  # the coordinator does not know that the run has begun
     since_s: float = 0.0  # when the host began with what it does now
     preparing: dict[int, tuple[PlanKey, int]] = field(default_factory=dict)  # parts (plan, part) the host is to prepare
     restoring: set[int] = field(default_factory=set)  # numbers of parts of deployed plans that a new host lacks

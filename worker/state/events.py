@@ -588,7 +588,7 @@ class Execute:
 
 @dataclass(frozen=True, slots=True)
 class ExplainPart:
-    """Have a part's kernels told and measured, as run `run`; answered by PartExplained or ExecuteFailed."""
+    """Have a part's kernels described and measured, as run `run`; answered by PartExplained or ExecuteFailed."""
 
     device: int
     run: int

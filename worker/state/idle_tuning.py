@@ -57,7 +57,7 @@ class IdleTuning:
         self.measuring, classes = next(iter(self.waiting.items()))
         return Measure(self.measuring, tuple(classes))
 
-    def told(self, shape_class: str) -> None:
+    def class_done(self, shape_class: str) -> None:
         """A class is done with, whatever came of it."""
         classes = self.waiting.get(self.measuring, [])
         if shape_class in classes:

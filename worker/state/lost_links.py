@@ -38,7 +38,7 @@ class LostLinks:
     _lost: deque[_LostLink] = field(default_factory=deque)
     _ended_s: dict[str, float] = field(default_factory=dict)  # or when it was replaced, after it had ended
     _missing: set[str] = field(default_factory=set)  # nodes whose link ended and was not replaced
-    _unreported: set[str] = field(default_factory=set)  # those of them that no failed step told the coordinator of
+    _unreported: set[str] = field(default_factory=set)  # those of them that no failed step named to the coordinator
 
     def ended(self, node: str, steps: Sequence[tuple[PlanKey, int]], now: float, silent: bool = False) -> None:
         """The link to `node` ended under these steps.  If the node was `silent`, the caller fails them at once."""

@@ -63,7 +63,7 @@ class Steps:
         self._log = shared.log
         self._next_number = shared.next_number
         bounds = shared.bounds
-        self._told_after_s = bounds.told_after_s
+        self._report_begun_after_s = bounds.report_begun_after_s
         self.early = EarlyTensors(bounds.early_bytes_max, bounds.early_tensors_max, bounds.early_bytes_of_one_max)
         self.lost_links = LostLinks(shared.bounds.lost_link_grace_s)
         self.runs: dict[int, Entry] = {}
@@ -203,17 +203,17 @@ class Steps:
         if step is None or owner is None:
             return [ev.StopRun(index, run)]
         step.wait_s.setdefault(part, max(0.0, now - step.started_s))
-        self._devices[index].untold = not step.began and step.question is None
+        self._devices[index].unreported = not step.began and step.question is None
         return []
 
     def tell_begun(self, now: float) -> list[ev.Action]:
-        """Tell the coordinator of steps that have begun.  It is told of those only that take a while: of others the
-        answer says it, and a message less makes a short step much shorter."""
+        """Tell the coordinator of steps that have begun.  Only steps that take a while are
+        reported: of others the answer says it, and a message less makes a short step much shorter."""
         actions: list[ev.Action] = []
         owner = self._lease.owner
         for device in self._devices:
-            if device.untold and device.running is not None and now >= device.since_s + self._told_after_s:
-                device.untold = False
+            if device.unreported and device.running is not None and now >= device.since_s + self._report_begun_after_s:
+                device.unreported = False
                 key, number, part = self.runs[device.running]
                 step = self._plans.step(key, number)
                 if step is not None and owner is not None and not step.began:
@@ -224,9 +224,9 @@ class Steps:
     def deadlines(self) -> list[float]:
         """The times at which `tell_begun` may have something to tell."""
         return [
-            device.since_s + self._told_after_s
+            device.since_s + self._report_begun_after_s
             for device in self._devices
-            if device.untold and device.running is not None
+            if device.unreported and device.running is not None
         ]
 
     def _start(self, index: int, device: DeviceQueue, entry: Entry, now: float) -> list[ev.Action]:

@@ -386,7 +386,8 @@ class WorkerState:
         return [*kept, *self._set_pause(by, now), ev.Reply(event.request, Done())]
 
     def _set_pause(self, by: str, now: float) -> list[ev.Action]:
-        """Pause or resume.  The coordinator is told before its work is refused, so that it does not try again here."""
+        """Pause or resume.  The coordinator learns of it before its work is refused, so that it does not try again
+        here."""
         before, self._availability.paused = self._availability.paused, by
         if by == before:
             return []

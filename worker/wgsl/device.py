@@ -44,7 +44,7 @@ _APART_BYTES_MIN = 8 << 20  # which take much longer to read than another wait f
 _POOL_STEP = 8  # a pooled buffer is at most 1/8 larger than asked
 _WATCHED_MAX = 1024  # dispatches of one submission that is watched: a query set has two readings for each
 _STAMP_BYTES = 8  # of a reading
-LANE = "device"  # what kernels' times are told under
+LANE = "device"  # the name of kernels' times
 _TEXTURE = 0  # instead of a buffer's usage
 _POOL_RUNS = 64  # a pooled buffer that so many runs had no use for is freed
 _PIECE_BYTES = 1 << 20  # of a tensor that leaves a device without room: staging for it may exceed the budget
@@ -88,7 +88,7 @@ class Step:
     pipeline: Any
     bind_group: Any
     grid: tuple[int, int, int]
-    key: Key = (0, 0)  # what its times are told under
+    key: Key = (0, 0)  # of its times
 
     @property
     def call(self) -> tuple[Any, Any, int, int, int]:
@@ -563,7 +563,7 @@ def _reached(submitted: Iterable[object]) -> None:
 
 
 def _encode_calls(compute: Any, calls: Iterable[tuple[Any, Any, int, int, int]]) -> None:
-    """Encode dispatches, without a look for errors after each: what is wrong is told when the encoder finishes."""
+    """Encode dispatches, without a look for errors after each: errors come when the encoder finishes."""
     set_pipeline, dispatch = lib.wgpuComputePassEncoderSetPipeline, lib.wgpuComputePassEncoderDispatchWorkgroups
     set_bind_group, none, bound = lib.wgpuComputePassEncoderSetBindGroup, ffi.NULL, None
     for pipeline, bind_group, x, y, z in calls:

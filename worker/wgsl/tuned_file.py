@@ -70,7 +70,7 @@ class TunedFile:
         self._disk = disk or Disk()
         self._rows: dict[tuple[str, str], Row] = {}
         self._seen: tuple[int, int, int] | None = None  # the file when it was last read
-        self._told = ""
+        self._last_warning = ""
         self._choices = Choices()
         self._read()
 
@@ -166,8 +166,8 @@ class TunedFile:
 
     def _tell(self, what: str) -> None:
         """Log it, but not at every look at a file that stays as it is."""
-        if what != self._told:
-            self._told = what
+        if what != self._last_warning:
+            self._last_warning = what
             logger.warning("%s", what)
 
     def _choose(self) -> None:

@@ -131,27 +131,27 @@ class Tuner:
         values = [resident(self._device, array) for array in problem.inputs]
         guess, right = self._first_run(problem, choice, choice.form, values, over)
         self._sample(guess, values, over)
-        told = Tuned(asked, choice.form, choice.form, guess.best_s, guess.best_s, 1)
+        result = Tuned(asked, choice.form, choice.form, guess.best_s, guess.best_s, 1)
         if not problem.agree(right, right):
-            return replace(told, why="the first guess gives results that are no numbers")
+            return replace(result, why="the first guess gives results that are no numbers")
         if guess.best_s > seconds * GUESS_SHARE:
-            return replace(told, why="one run takes too long")
+            return replace(result, why="one run takes too long")
         known = asked if choice.shape_class == problem.shape_class else str(choice.shape_class)  # a long sum is cut
         share = self._share(over, seconds * COMPILING_SHARE)
         trials = [guess, *self._others(known, problem, choice, right, values, over, share)]
-        told = replace(told, tried=len(trials), refused=dict(self._file.row(known).refused))
+        result = replace(result, tried=len(trials), refused=dict(self._file.row(known).refused))
         best = self._winner(trials, values, over)
         if best is not None and best is not guess:
             best = self._winner([guess, best], values, over)
         if best is None:
-            return replace(told, why="the time was too short")
+            return replace(result, why="the time was too short")
         if best is not guess and not problem.agree(self._run(best, values, never), right):
             self._file.end(known, best.form, "its results change from run to run")
             best = guess
         if known != asked:
             self._file.choose(asked, "", guess.best_s, best.best_s)
         self._file.choose(known, "" if best is guess else best.form, guess.best_s, best.best_s)
-        return replace(told, form=best.form, guess_s=guess.best_s, form_s=best.best_s, finished=True)
+        return replace(result, form=best.form, guess_s=guess.best_s, form_s=best.best_s, finished=True)
 
     @staticmethod
     def _share(over: Stopped, seconds: float) -> Stopped:

@@ -52,7 +52,7 @@ def with_copies(
     """A plan with room for its copies, or the best there is, which says that it has none (`unkept`).
 
     `make` gives a plan for workers with these budgets, `keeps` what its copies take, and about a `share` of a worker's
-    memory is left for its own.  What becomes of what is not kept is told: `instead`.  PlacementError as `make` has it,
+    memory is left for its own.  `instead` says what becomes of what has no copy.  PlacementError as `make` has it,
     where nothing fits even without copies.
     """
     first = make(profiles)
@@ -117,7 +117,7 @@ def weights_kept(profiles: Profiles, text: str) -> CopiesOfPlan:
     def keeps(plan: Plan, room: FreeBytes | None) -> KeptCopies:
         held = contents_of(plan)
         groups = grouped(held, nodes, copies, room)
-        too_few = len(nodes) <= copies.extra  # that is told, and no memory would help
+        too_few = len(nodes) <= copies.extra  # the plan says that elsewhere, and no memory would help
         return KeptCopies(kept_bytes(groups), () if too_few else tuple(unkept(held, nodes, copies, groups)))
 
     return keeps

@@ -27,7 +27,7 @@ from ..model.unit_work import Need, graph_seconds, needs
 from .collective_cost import exchange_s
 
 SEEDS_MAX = 16  # devices around which the others are looked for
-PROBE_BYTES = 1 << 20  # by how long this takes, near and far are told
+PROBE_BYTES = 1 << 20  # how long this takes separates near from far
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """Rank planner: the plan of a graph with `spmd` nodes, each rank on a device of its own.  A pure function.
 
 Nodes are taken level by level: what is ordinary is placed as any graph is, on the workers of the ranks, and then come
-the ranks of every spmd node of that level, as one gang.  Who they are is told beside their graphs, so all have the same
-one, but for those that take other branches.  A rank gets the block of an operand that its spec says: a window of an
-input or a param, what a rank of before made of exactly that block, or what an ordinary part cuts for it.  Plans with
+the ranks of every spmd node of that level, as one gang.  Their numbers are sent beside their graphs, so all have the
+same graph, but for those that take other branches.  A rank gets the block of an operand that its spec says: a window of
+an input or a param, what a rank of before made of exactly that block, or what an ordinary part cuts for it.  Plans with
 gangs are ordered: see worker/state/device_queue.py.
 
 An spmd inside a branch or a loop is computed by one device, as the nodes around it are.

@@ -64,9 +64,11 @@ def plan_shares(graph: WireGraph, asked: DataParallel, profiles: Profiles) -> Pl
         for _ in range(share)
     ]
     plan = plan_ranks(made, profiles, asked.text, sites)
-    told = ", ".join(f"{w.name} {n}" for w, n in zip(profiles.workers, best.shares, strict=True) if n)
+    shares = ", ".join(f"{w.name} {n}" for w, n in zip(profiles.workers, best.shares, strict=True) if n)
     seconds = timeline(plan, profiles).seconds
-    return replace(plan, seconds=seconds, reasons=(*plan.reasons, f"of {best.ranks} equal shares of the rows: {told}"))
+    return replace(
+        plan, seconds=seconds, reasons=(*plan.reasons, f"of {best.ranks} equal shares of the rows: {shares}")
+    )
 
 
 def _shared_out(graph: WireGraph, profiles: Profiles, ranks: int) -> Sharing:

@@ -190,12 +190,12 @@ def wide(state: Any, x: Any) -> Any:
 
 def test_a_session_takes_the_split_that_is_predicted_to_be_fastest() -> None:
     step = Stepping(wide, {"w": np.ones((64, 64), np.float32)}, (np.ones((512, 64), np.float32),), "auto")
-    plan = session_plan(step.graph, machines([0.01] * 4), "auto", Stateful(step.carries, step.told))
+    plan = session_plan(step.graph, machines([0.01] * 4), "auto", Stateful(step.carries, step.returned_count))
     assert strategy_of(plan.how).word in ("data", "fully-sharded") and len(plan.carries) == 4
     assert plan.seconds == min(each for each in names(plan).values() if each) < names(plan)["single"] / 2
 
 
 def test_a_small_step_stays_on_one_worker() -> None:
     step = Stepping(train, first_state(), batch(0), "auto")
-    plan = session_plan(step.graph, machines([10.0] * 4), "auto", Stateful(step.carries, step.told))
+    plan = session_plan(step.graph, machines([10.0] * 4), "auto", Stateful(step.carries, step.returned_count))
     assert len({part.node for part in plan.parts}) == 1

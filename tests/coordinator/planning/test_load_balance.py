@@ -58,7 +58,7 @@ def rank_graph(ranks: int) -> WireGraph:
 
 def planned(portions: Portions, profiles: Profiles) -> Plan:
     made = stepping(portions)
-    return session_plan(made.graph, profiles, made.work.strategy, Stateful(made.carries, made.told))
+    return session_plan(made.graph, profiles, made.work.strategy, Stateful(made.carries, made.returned_count))
 
 
 def counts(*gflops: float, everybody: bool = False) -> list[dict[str, int]]:
@@ -80,7 +80,7 @@ class Session:
 
     async def _plan(self, program: Program, profiles: Profiles) -> Plan:
         made = next(each for each in map(stepping, self.made) if each.graph == program.graph)
-        return session_plan(program.graph, profiles, program.strategy, Stateful(made.carries, made.told))
+        return session_plan(program.graph, profiles, program.strategy, Stateful(made.carries, made.returned_count))
 
     def planned(self, *gflops: float) -> Planned:
         return asyncio.run(self.elastic.planned(machines(*gflops), self._plan))

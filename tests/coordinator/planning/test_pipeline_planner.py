@@ -217,7 +217,7 @@ def test_a_faster_worker_gets_more_of_the_layers() -> None:
 
 def test_a_worker_with_little_memory_gets_few_of_the_layers() -> None:
     step = case("layers", 4)
-    graph, state = step.stepping.graph, Stateful(step.stepping.carries, step.stepping.told, values=3)
+    graph, state = step.stepping.graph, Stateful(step.stepping.carries, step.stepping.returned_count, values=3)
 
     def needs(plan: Plan) -> list[int]:
         return [share.memory_bytes for share in plan.workers]
@@ -284,7 +284,7 @@ def test_other_loops_are_cut_as_any_program() -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_a_session_has_the_state_where_it_is_read(model: str, data: int) -> None:
     step = case(model, 4).stepping
-    state = Stateful(step.carries, step.told)
+    state = Stateful(step.carries, step.returned_count)
     plan = session_plan(step.graph, alike(4), Pipeline(2, 4, data=data).text, state)
     assert all(len(nodes) == data for nodes in plan.owners.values()), "each column has all of it"
     assert {piece.name for piece in plan.owners} == {name for name, _ in step.carries}

@@ -90,7 +90,7 @@ def test_auto_would_split_there_and_the_reasons_say_what_was_excluded() -> None:
 @pytest.mark.parametrize("use_all", [False, True])
 def test_sessions_are_cut_and_not_split_either(use_all: bool) -> None:
     step = Stepping(train, first_state(), batch(0), "auto")
-    state = Stateful(step.carries, step.told)
+    state = Stateful(step.carries, step.returned_count)
     asked = Auto(use_all=use_all)
     split = session_plan(step.graph, MESHES["slow"], asked.text, state)
     plan = session_plan(step.graph, MESHES["slow"], replace(asked, reproducible=True).text, state)
@@ -103,7 +103,7 @@ def test_for_the_time_being_a_session_is_reproducible_too() -> None:
     step = Stepping(train, first_state(), batch(0), "auto")
     asked = Pipeline(3, reproducible=True)
     lacking = PlacementError("too few workers")
-    plan = interim_plan(step.graph, MESHES["alone"], asked, Stateful(step.carries, step.told), lacking)
+    plan = interim_plan(step.graph, MESHES["alone"], asked, Stateful(step.carries, step.returned_count), lacking)
     assert strategy_of(plan.strategy) == Single(reproducible=True)
 
 

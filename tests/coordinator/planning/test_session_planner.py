@@ -21,7 +21,7 @@ from wire.errors import InputError, PlacementError
 from wire.policy.strategies import Auto, Pipeline, Single, Strategy
 
 STEP = Stepping(train, first_state(), batch(0), "auto")
-STATE = Stateful(STEP.carries, STEP.told, values=2)
+STATE = Stateful(STEP.carries, STEP.returned_count, values=2)
 
 
 def mesh_of(count: int) -> Profiles:
@@ -38,7 +38,7 @@ def sound(plan: Plan) -> None:
             if isinstance(source, FromState):
                 assert (source, part.node, part.device) in made
     assert {carry.state.name for carry in plan.carries} == {name for name, _ in STATE.carries}
-    assert len(plan.outputs) == STATE.told
+    assert len(plan.outputs) == STATE.returned_count
     carried = {carry.source for carry in plan.carries}
     assert not carried & {source for source in plan.outputs if isinstance(source, FromPart)}
 

@@ -17,7 +17,7 @@ def test_every_interface_that_others_reach_has_a_place_per_family() -> None:
     assert own == LOOPBACK
     assert (four.interface, four.group, four.own) == ("eth0", "224.0.0.251", ("192.168.1.5",))
     assert (six.interface, six.group, six.own) == ("eth0", "ff02::fb", ("fd00::5", "fe80::5%eth0"))
-    assert four.told == six.told == ("192.168.1.5", "fd00::5", "fe80::5")
+    assert four.advertised == six.advertised == ("192.168.1.5", "fd00::5", "fe80::5")
 
 
 def test_an_interface_that_is_down_or_not_named_has_none() -> None:
@@ -34,7 +34,7 @@ def test_without_any_it_is_loopback() -> None:
 
 def test_addresses_of_the_world_are_not_told() -> None:
     four, six, _ = multicast_interfaces([Interface("eth0", ("8.8.8.8", "2001:db8::1", "10.0.0.1"))])
-    assert four.told == six.told == ("10.0.0.1",)
+    assert four.advertised == six.advertised == ("10.0.0.1",)
 
 
 def test_a_node_tells_what_it_listens_on() -> None:
@@ -43,7 +43,7 @@ def test_a_node_tells_what_it_listens_on() -> None:
     assert listened(told, "::") == ["192.168.1.5", "fd00::5"]
     assert listened(told, "fd00::5") == ["fd00::5"]
     assert listened(told, "10.0.0.1") == listened(told, "127.0.0.1") == []
-    assert listened(LOOPBACK.told, "127.0.0.1") == listened(LOOPBACK.told, "0.0.0.0") == ["127.0.0.1"]
+    assert listened(LOOPBACK.advertised, "127.0.0.1") == listened(LOOPBACK.advertised, "0.0.0.0") == ["127.0.0.1"]
 
 
 def test_an_advert_leads_nowhere_but_to_the_network_it_was_heard_on() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from wire.system import loop_lag
-from wire.system.loop_lag import LAG_S_MAX, TOLD_S, WARNED_S, WINDOW_S, LoopLag, measure, recent_lag_s
+from wire.system.loop_lag import LAG_S_MAX, LINE_EVERY_S, WARNED_S, WINDOW_S, LoopLag, measure, recent_lag_s
 
 
 class Clock:
@@ -65,7 +65,7 @@ def test_time_in_which_a_loop_rests_does_not_count(clock: Clock) -> None:
 
 
 @pytest.fixture
-def untold() -> Iterator[None]:
+def unwatched() -> Iterator[None]:
     """No thread looks: what ran is not known."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(threading.Thread, "start", lambda thread: None)
@@ -73,7 +73,7 @@ def untold() -> Iterator[None]:
 
 
 def test_a_turn_that_computes_for_long_is_a_warning(
-    clock: Clock, untold: None, caplog: pytest.LogCaptureFixture
+    clock: Clock, unwatched: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, loop_lag.log.name)
     computed_s = iter([0.0, WARNED_S - 0.01, 1.0, 1.0 + WARNED_S, 9.0])
@@ -85,7 +85,9 @@ def test_a_turn_that_computes_for_long_is_a_warning(
     assert [record.levelno for record in caplog.records] == [logging.DEBUG, logging.WARNING]
 
 
-def test_the_log_has_one_line_for_many_long_turns(clock: Clock, untold: None, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_has_one_line_for_many_long_turns(
+    clock: Clock, unwatched: None, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG, loop_lag.log.name)
     computed_s = itertools.count(0.0, 0.01)
     lag = LoopLag(clock, lambda: next(computed_s))
@@ -98,7 +100,7 @@ def test_the_log_has_one_line_for_many_long_turns(clock: Clock, untold: None, ca
         "the event loop stood still for 700 ms, and computed for 10 of them",
     ]
     assert "; so did 2 turns before it" in caplog.records[-1].getMessage()
-    clock.now_s += TOLD_S
+    clock.now_s += LINE_EVERY_S
     lag.wrap(lambda wait_s: None)(0.0)
     turn(0.06)
     assert "; so did 2 turns before it" in caplog.records[-1].getMessage() and len(caplog.records) == 3

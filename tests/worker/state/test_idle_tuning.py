@@ -34,7 +34,7 @@ def test_work_stops_it_and_it_goes_on_later_with_what_is_left() -> None:
     tuning = idle(30.0, "a", "b")
     tuning.look(False, 0.0)
     tuning.look(False, 30.0)
-    tuning.told("a")
+    tuning.class_done("a")
     assert tuning.look(True, 31.0) is Look.STOP
     assert tuning.look(True, 31.1) is Look.STOP, "until it has ended"
     tuning.ended()
@@ -49,11 +49,11 @@ def test_a_class_is_measured_once_and_another_device_after_it() -> None:
     tuning.met(GPU, ("a",))
     tuning.look(False, 0.0)
     assert tuning.look(False, 1.0) == Measure(GPU, ("a",))
-    tuning.told("a")
+    tuning.class_done("a")
     tuning.ended()
     tuning.met(GPU, ("a",))
     assert tuning.look(False, 2.0) == Measure("1", ("a",))
-    tuning.told("a")
+    tuning.class_done("a")
     tuning.ended()
     assert tuning.look(False, 3.0) is Look.GO_ON and not tuning.waiting
 
@@ -63,7 +63,7 @@ def test_what_is_met_meanwhile_comes_next() -> None:
     tuning.look(False, 0.0)
     tuning.look(False, 1.0)
     tuning.met(GPU, ("b",))
-    tuning.told("a")
+    tuning.class_done("a")
     tuning.ended()
     assert tuning.look(False, 2.0) == Measure(GPU, ("b",))
 

@@ -48,7 +48,7 @@ class PairReport(Record, frozen=True):
 
 class Nodes(Message, frozen=True):
     """The nodes and pairs that fit into a message, first of the nodes, then of the pairs.  Of what a device computes
-    one op is told, or none where it was given up."""
+    they name one op, or none where it was given up."""
 
     nodes: tuple[NodeReport, ...]
     node_timeout_s: Seconds = 0.0  # after which a silent one is dead
@@ -90,7 +90,7 @@ class CreateToken(Message, frozen=True):
 
 
 class TokenCreated(Message, frozen=True):
-    """The token's id, and its text, which is told this once."""
+    """The token's id, and its text, which is shown only this once."""
 
     id: Name
     token: Name

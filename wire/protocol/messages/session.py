@@ -25,8 +25,8 @@ class OpenSession(Message, frozen=True):
     ("": what there is room for) are made after `every` so many steps; `ahead` steps are under way at most, 0 for what
     suits.  Answered by SessionOpened.  It outlasts a link that breaks by a while,
     and the coordinator's process, if that is started anew (ResumeSession).  With a token in `session` the same may be
-    sent again and counts once.  The session ends with its client; one with a `name` stays for AttachSession, which is
-    told `form`."""
+    sent again and counts once.  The session ends with its client; one with a `name` stays for AttachSession, which
+    gets `form`."""
 
     graph: bytes
     params: tuple[NamedValue, ...]
