@@ -23,7 +23,7 @@ from .client.plan_preview import PlanPreview
 from .core.array import Array
 from .core.node import Node
 from .numpy import asarray, where
-from .util.argument_checks import items, said
+from .util.argument_checks import items, value_text
 from .util.did_you_mean import spelt
 from .util.instead import lacking
 
@@ -332,14 +332,15 @@ def _mesh(mesh: object, asker: str) -> Mesh:
     if not isinstance(mesh, Mesh):
         build = "Build one: mesh.Mesh.builder()...build()"
         step = "Write await mesh.plan(graph)" if isinstance(mesh, AsyncMesh) else build
-        raise InputError(f"{asker} takes a Mesh, not {said(mesh)}", next_step=step)
+        raise InputError(f"{asker} takes a Mesh, not {value_text(mesh)}", next_step=step)
     return mesh
 
 
 def _graph(graph: object, asker: str) -> WireGraph:
     if not isinstance(graph, WireGraph):
         raise InputError(
-            f"{asker} takes a WireGraph, not {said(graph)}", next_step="Trace the function: mesh.trace(fn, *examples)"
+            f"{asker} takes a WireGraph, not {value_text(graph)}",
+            next_step="Trace the function: mesh.trace(fn, *examples)",
         )
     return graph
 
@@ -347,7 +348,7 @@ def _graph(graph: object, asker: str) -> WireGraph:
 def _name(node: object) -> str:
     name = node if isinstance(node, str) else getattr(node, "name", None)
     if not isinstance(name, str):
-        raise InputError(f"a worker goes by its name or its Node, not by {said(node)}")
+        raise InputError(f"a worker goes by its name or its Node, not by {value_text(node)}")
     return name
 
 

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 from wire.errors import InputError
 
 from .util.annotation_checks import checked
-from .util.argument_checks import check_function, said
+from .util.argument_checks import check_function, value_text
 
 __all__ = [
     "LEAF", "Keywords", "Tree", "escape", "flatten", "flatten_with_paths", "is_frozen", "join", "leaves", "map",
@@ -168,7 +168,7 @@ def unflatten(structure: Tree, leaves: Sequence[Any]) -> Any:
     """
     _check(structure)
     if not isinstance(leaves, Sized):
-        raise InputError(f"the leaves of a tree are a list, not {said(leaves)}")
+        raise InputError(f"the leaves of a tree are a list, not {value_text(leaves)}")
     if len(leaves) != structure.leaf_count:
         raise InputError(f"a tree of {structure.leaf_count} leaves cannot be made of {len(leaves)}")
     return _unflatten(structure, iter(leaves))
@@ -407,7 +407,7 @@ def join(*parts: str) -> str:
     """
     wrong = next((part for part in parts if not isinstance(part, str)), None)
     if wrong is not None:
-        raise InputError(f"a part of a path is a text, not {said(wrong)}")
+        raise InputError(f"a part of a path is a text, not {value_text(wrong)}")
     return "/".join(part for part in parts if part)
 
 
@@ -435,7 +435,7 @@ def escape(key: object) -> str:
 
 def _check(structure: Any) -> None:
     if not isinstance(structure, Tree):
-        what = f"a structure is what tree.structure gives, not {said(structure)}"
+        what = f"a structure is what tree.structure gives, not {value_text(structure)}"
         raise InputError(what, next_step="Call tree.structure(value) for that of a value")
 
 

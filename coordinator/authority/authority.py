@@ -23,7 +23,7 @@ from pathlib import Path
 
 from wire.addresses import check_name
 from wire.errors import ConfigError, MeshError, ProtocolError
-from wire.joining.join_protocol import Admitted, Asked, Former, Grant, Refusal, prove_grant
+from wire.joining.join_protocol import Admitted, Former, Grant, JoinRequested, Refusal, prove_grant
 from wire.joining.join_tokens import KEY_ID_BYTES, SECRET_BYTES, Token, new_token, pin_of
 from wire.roles import ADMIN
 from wire.security.certificates import (
@@ -224,7 +224,7 @@ class Authority:
 
     # -- who is let in: the Admission of the join port
 
-    def admit(self, asked: Asked, host: str) -> Grant | Refusal:
+    def admit(self, asked: JoinRequested, host: str) -> Grant | Refusal:
         """Answer a node with a token."""
         details = {"token": asked.ask.key_name, "name": asked.ask.name, "host": host}
         with self._answering(details):
@@ -306,7 +306,9 @@ class Authority:
 
     # -- inside
 
-    def _admit(self, roster: Roster, asked: Asked, host: str, details: dict[str, str]) -> Grant | tuple[str, str]:
+    def _admit(
+        self, roster: Roster, asked: JoinRequested, host: str, details: dict[str, str]
+    ) -> Grant | tuple[str, str]:
         """Let in a node with a token; or the reason why not, and the text of the log."""
         proof = roster.tokens.prove(asked)
         if proof.record is None:

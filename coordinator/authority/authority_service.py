@@ -52,7 +52,7 @@ class AuthorityService:
         }
 
     async def _revoke_node(self, link: Link, body: RevokeNode) -> Revoked:
-        out = await asyncio.to_thread(self._authority.revoke_node, body.node, _asking(link), link.peer.role)
+        out = await asyncio.to_thread(self._authority.revoke_node, body.node, _asking_member(link), link.peer.role)
         return Revoked(out.node_id, out.name)
 
     async def _tokens(self, link: Link, body: AskTokens) -> Tokens:
@@ -60,21 +60,21 @@ class AuthorityService:
 
     async def _create_token(self, link: Link, body: CreateToken) -> TokenCreated:
         terms = body.role, body.uses, body.ttl_s, body.untrusted
-        token = await asyncio.to_thread(self._authority.create_token, *terms, _asking(link))
+        token = await asyncio.to_thread(self._authority.create_token, *terms, _asking_member(link))
         return TokenCreated(token.key_id, token.text)
 
     async def _revoke_token(self, link: Link, body: RevokeToken) -> Done:
-        await asyncio.to_thread(self._authority.revoke_token, body.id, _asking(link))
+        await asyncio.to_thread(self._authority.revoke_token, body.id, _asking_member(link))
         return Done()
 
     async def _show(self, link: Link, body: AskAuthority) -> AuthorityReport:
         return authority_message(await asyncio.to_thread(self._authority.rotation))
 
     async def _rotate(self, link: Link, body: RotateAuthority) -> AuthorityReport:
-        return authority_message(await asyncio.to_thread(self._authority.rotate, body.overlap_s, _asking(link)))
+        return authority_message(await asyncio.to_thread(self._authority.rotate, body.overlap_s, _asking_member(link)))
 
 
-def _asking(link: Link) -> str:
+def _asking_member(link: Link) -> str:
     """The member that asks, for the audit log."""
     return member_id(link.peer.node_id)
 

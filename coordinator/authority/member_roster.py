@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from wire.bounds import MEMBERS
 from wire.errors import ConfigError, InputError, NotTrusted
-from wire.joining.join_protocol import Asked
+from wire.joining.join_protocol import JoinRequested
 from wire.limits import DEFAULT
 from wire.roles import ADMIN, may
 
@@ -95,7 +95,9 @@ class Roster:
             if not member.revoked and member.authority == self.authority
         ]
 
-    def admit(self, record: TokenRecord, asked: Asked, node_id: str, host: str, now_s: float, ends_s: float) -> str:
+    def admit(
+        self, record: TokenRecord, asked: JoinRequested, node_id: str, host: str, now_s: float, ends_s: float
+    ) -> str:
         """Let a node in that proved to know the token of `record`: "" then, else a reason of `joining.REFUSALS`."""
         known = self.members.get(node_id)
         if known is not None and known.revoked:

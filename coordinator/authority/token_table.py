@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from wire.errors import ConfigError, InputError
-from wire.joining.join_protocol import Asked
+from wire.joining.join_protocol import JoinRequested
 from wire.joining.join_tokens import Token
 from wire.roles import JOINING, WORKER, lets_in
 
@@ -105,7 +105,7 @@ class TokenTable:
         """Withdraw all tokens that are open."""
         return [self.withdraw(record.key_id) for record in self.records if record.may_open(now_s)]
 
-    def prove(self, asked: Asked) -> Proof:
+    def prove(self, asked: JoinRequested) -> Proof:
         """The record whose secret the request proves; an unknown token takes as long as a known one."""
         record = self._records.get(asked.ask.key_name)
         proved = asked.is_proved_by(self._dummy_key if record is None else record.key)
@@ -113,7 +113,7 @@ class TokenTable:
             return Proof(None, "unknown token")
         return Proof(record) if proved else Proof(None, "wrong secret")
 
-    def admit(self, record: TokenRecord, asked: Asked, node_id: str, now_s: float) -> str:
+    def admit(self, record: TokenRecord, asked: JoinRequested, node_id: str, now_s: float) -> str:
         """Let the node in and count it: "" then, else a reason of `joining.REFUSALS`."""
         nodes = dict(record.nodes)
         nonces = nodes.get(node_id, ())

@@ -122,7 +122,7 @@ def device_for(profile: WorkerProfile, graph: WireGraph, asked: int | None) -> i
             absent += [need for need in sorted(wanted) if need.op not in profile.ops]
             if not absent:
                 return device.index
-            lacking[device.index] = f"{DeviceName('worker', device.index, profile.name).said} has no {absent[0]}"
+            lacking[device.index] = f"{DeviceName('worker', device.index, profile.name).text} has no {absent[0]}"
     raise PlacementError(
         f"no device of {profile.name} computes this graph alone: {'; '.join(lacking.values())}",
         next_step="Explain the parts of a plan one by one, or name another worker",

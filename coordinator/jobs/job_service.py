@@ -58,7 +58,7 @@ from wire.roles import ADMIN, OPERATOR, may, member_id
 from wire.system.loop_lag import recent_lag_s
 from wire.system.malloc import give_back
 from wire.system.tasks import Tasks, unheard
-from wire.transfer.content_exchange import OFF_LOOP_BYTES, BlobExchange, apart, graph_from, off_loop
+from wire.transfer.content_exchange import OFF_LOOP_BYTES, BlobExchange, graph_from, off_loop, sent_separately
 from wire.units import counted
 
 from ..coordinator import Coordinator
@@ -194,7 +194,7 @@ class JobService:
 
     async def _submit(self, link: Link, body: SubmitJob) -> JobAccepted:
         graph, client = await graph_from(body.graph), link.peer.node_id
-        self._table.seen(client)
+        self._table.client_linked(client)
         name = body.job or secrets.token_hex(6)
         content = await asyncio.to_thread(_digest, body) if len(body.graph) > OFF_LOOP_BYTES else _digest(body)
         while True:
@@ -241,7 +241,7 @@ class JobService:
             return await self._coordinator.explain(dataclasses.replace(graph, blobs=blobs), body)
 
     async def _ask(self, link: Link, body: AskJobs) -> Jobs:
-        self._table.seen(link.peer.node_id)
+        self._table.client_linked(link.peer.node_id)
         now = self._now()
         if not body.job:
             owner = None if may(link.peer.role, OPERATOR) else member_id(link.peer.node_id)
@@ -251,7 +251,7 @@ class JobService:
         return Jobs((self._table.report(job, now, details=True),))
 
     async def _await(self, link: Link, body: AwaitJob) -> JobResult:
-        self._table.seen(link.peer.node_id)
+        self._table.client_linked(link.peer.node_id)
         job = self._job(link, body.job, ADMIN)
         self._acted(link, "read", job.job)
         await self._until(job, lambda job: job.state in FINAL)
@@ -455,7 +455,7 @@ class JobService:
         """A job's outputs for clients; large ones stay here to be fetched by address, as long as the job is kept."""
         arrays = await self._kept_outputs(job) if job.outputs is None else job.outputs
         outputs = []
-        for (name, array), far in zip(arrays.items(), apart(arrays.values()), strict=True):
+        for (name, array), far in zip(arrays.items(), sent_separately(arrays.values()), strict=True):
             address = None
             if far:
                 address = await off_loop(array.nbytes, hash_array, array)

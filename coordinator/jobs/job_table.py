@@ -343,7 +343,7 @@ class JobTable:
                 job.leaves_s = now + (0.0 if for_good else self.limits.grace_s)
         return self.tick(now)
 
-    def seen(self, client: str) -> None:
+    def client_linked(self, client: str) -> None:
         """A client has a link: its attached jobs go on."""
         for job in self._going.values():
             if job.client == client:

@@ -57,7 +57,7 @@ from wire.protocol.messages import (
 )
 from wire.roles import OPERATOR, may, member_id
 from wire.system.tasks import Tasks, unheard
-from wire.transfer.content_exchange import BlobExchange, apart, graph_from, off_loop
+from wire.transfer.content_exchange import BlobExchange, graph_from, off_loop, sent_separately
 from wire.units import counted, size_text
 
 from ..coordinator import Coordinator
@@ -243,7 +243,7 @@ class SessionService:
     # -- what a client asks
 
     async def _step(self, link: Link, body: SessionStep) -> SessionTold:
-        opened = self._asked(link, body)
+        opened = self._session_of_request(link, body)
         requests = opened.requests
         if opened.session is None:
             return INTERRUPTED
@@ -287,7 +287,7 @@ class SessionService:
                 del self._arriving[opened.owner]
 
     async def _state(self, link: Link, body: SessionState) -> SessionTold:
-        opened = self._asked(link, body)
+        opened = self._session_of_request(link, body)
         if opened.session is None:
             return INTERRUPTED
         self._do(opened, opened.requests, body.number, opened.session.state, dict.items)
@@ -321,7 +321,7 @@ class SessionService:
             if number > requests.next_number and not requests.ended:
                 await requests.turns.setdefault(number, asyncio.get_running_loop().create_future())
             if opened.requests is not requests:
-                raise _taken(opened)
+                raise _taken_error(opened)
             step, answer = session.next_number, ask()
             after = session.next_number
         finally:
@@ -337,7 +337,7 @@ class SessionService:
     ) -> tuple[NamedValue, ...]:
         """Values for the client; large ones stay here to be fetched by address, until it says that it has them."""
         values, named, held = [], list(arrays), requests.blobs.setdefault(number, [])
-        for (name, array), far in zip(named, apart(array for _, array in named), strict=True):
+        for (name, array), far in zip(named, sent_separately(array for _, array in named), strict=True):
             address = None
             if far:
                 address = await off_loop(array.nbytes, hash_array, array)
@@ -348,7 +348,7 @@ class SessionService:
             self._let_go(opened, requests.blobs.pop(number, ()))
         return tuple(values)
 
-    def _asked(self, link: Link, body: SessionStep | SessionState) -> ClientSession:
+    def _session_of_request(self, link: Link, body: SessionStep | SessionState) -> ClientSession:
         """The session that a request is for; the answers that its client has received are freed."""
         opened = self._mine(link, body.session)
         self._have_heard(opened, body.heard)
@@ -513,7 +513,7 @@ class SessionService:
         opened.token, opened.former, opened.client, opened.client_name = token, former, client, name
         self._tokens[opened.owner, token] = opened.id
         requests, opened.requests = opened.requests, Requests()
-        self._over(opened, requests, _taken(opened))
+        self._over(opened, requests, _taken_error(opened))
         if opened.client and not self._linked(opened.client):  # it went before it was the one who drives
             self._client_left(opened)
 
@@ -595,7 +595,7 @@ class SessionService:
         if opened is None or not (opened.client == client or opened.terms.name):
             raise self._none_such(token)
         if (opened.token, opened.client) != (token, client):
-            raise _taken(opened)
+            raise _taken_error(opened)
         return opened
 
     def _none_such(self, token: str) -> NodeLost:
@@ -630,9 +630,9 @@ class SessionService:
         """Give a client so long to come back for its session."""
         if opened.leaving is not None:
             opened.leaving.cancel()
-        opened.leaving = asyncio.get_running_loop().call_later(keep_s, self._away, opened)
+        opened.leaving = asyncio.get_running_loop().call_later(keep_s, self._end_if_gone, opened)
 
-    def _away(self, opened: ClientSession) -> None:
+    def _end_if_gone(self, opened: ClientSession) -> None:
         """End a session whose client said goodbye or had no link for too long, unless the client is back.  One with a
         name that was not taken up yet goes on without it."""
         if self._sessions.get(opened.id) is not opened or self._linked(opened.client):
@@ -669,7 +669,7 @@ class SessionService:
             self._forget(opened, requests, number)
 
 
-def _taken(opened: ClientSession) -> SessionTaken:
+def _taken_error(opened: ClientSession) -> SessionTaken:
     name = opened.terms.name
     if not opened.client:
         reason = f"session {name!r} went on without this program, which was away"

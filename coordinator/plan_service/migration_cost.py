@@ -18,7 +18,7 @@ from ..planning.auto_strategy import Measured
 from ..planning.model.cost_model import REPLAN_S
 from ..planning.model.plan import FromParam, Plan
 from ..planning.model.profiles import CLIENT, Profiles
-from ..planning.model.timeline import as_it_runs
+from ..planning.model.timeline import seconds_at_present_speed
 from ..planning.plan_messages import nodes
 
 
@@ -46,7 +46,7 @@ def is_better(other: Plan, now: Plan, profiles: Profiles, move: Move, widens: bo
     """Whether a session should go over from the plan `now` to `other`: it is so much faster, or it `widens`, and more
     workers take part."""
     wider = widens and len(nodes(other)) > len(nodes(now))
-    return wider or move.pays(as_it_runs(now, profiles), as_it_runs(other, profiles))
+    return wider or move.pays(seconds_at_present_speed(now, profiles), seconds_at_present_speed(other, profiles))
 
 
 def move_s(plan: Plan, profiles: Profiles, holds: Callable[[str], Collection[str]], compile_s: float) -> float:
@@ -77,7 +77,7 @@ def may_pay(plan: Plan, before: Measured, now: Measured) -> bool:
 
 @dataclass(slots=True)
 class StayCost:
-    """What staying has cost one program since it moved, or since there was nothing to be gained."""
+    """What the plan in use has cost one program since it moved, or since there was nothing to be gained."""
 
     seconds: float = 0.0
     moved_s: float | None = None  # when it moved last

@@ -50,7 +50,7 @@ T = TypeVar("T")
 PLANS_REMEMBERED = 64
 NODES_REMEMBERED = 500_000  # of the graphs of all plans together: some hundred bytes each
 LOOK_S = 5.0
-SETTLE_S = 0.5  # changes come in crowds, and a death has its recovery to be carried out first
+SETTLE_S = 0.5  # changes come in bursts, and a death has its recovery to be carried out first
 MADE_AHEAD = "this plan was made ahead, before it was needed"
 
 
@@ -126,7 +126,7 @@ class PlanService:
         """What is known of these workers, as far as they are there; by name: ids change with every start."""
         there = [self._members[node] for node in nodes if node in self._members]
         members = sorted(there, key=lambda member: member.profile.name)
-        workers = tuple(self._stragglers.as_it_runs(member.profile) for member in members)
+        workers = tuple(self._stragglers.at_present_speed(member.profile) for member in members)
         near = frozenset(member.profile.node_id for member in members if member.link.same_host)
         ids = dict.fromkeys(worker.node_id for worker in workers)
         factors = {node: factor for node, factor in self.calibration.factors.items() if node in ids}

@@ -35,7 +35,7 @@ from ..planning.model.program import Program, Trial
 from ..planning.model.timeline import timeline
 from ..planning.planner import make_plan
 from ..workers.collective_calibration import CollectiveCalibration
-from ..workers.records import Deployment, Opinion
+from ..workers.records import Deployment, Evidence
 from ..workers.straggler_detector import KNOWN_MIN, SEEN, DeviceKey, StragglerDetector
 from .migration_cost import StayCosts, may_pay, move_s
 
@@ -156,13 +156,13 @@ class StragglerMitigation:
 
     # -- replacing plans
 
-    def opinion(self, program: Program) -> Opinion:
+    def evidence(self, program: Program) -> Evidence:
         """What is known that plans of a program follow from: another one asks for another look."""
         return self.stragglers.verdicts, self._lent.experience(program) if self._on else ()
 
     def is_settled(self, deployment: Deployment) -> bool:
         """Whether nothing is known now that was not when a plan was made or looked at last."""
-        return deployment.settled == self.opinion(deployment.program)
+        return deployment.settled == self.evidence(deployment.program)
 
     async def finished(self, generation: int, deployment: Deployment) -> None:
         """A call ran by a plan: replace it for later ones, if another has become so much better that it pays."""
@@ -171,9 +171,9 @@ class StragglerMitigation:
             return
         if deployment.trial or program in self._asked or not self.sure:
             return
-        opinion = self.opinion(program)
-        if deployment.settled[0] == opinion[0] and not may_pay(plan, deployment.settled[1], opinion[1]):
-            deployment.settled = opinion
+        evidence = self.evidence(program)
+        if deployment.settled[0] == evidence[0] and not may_pay(plan, deployment.settled[1], evidence[1]):
+            deployment.settled = evidence
             return
         self._asked.add(program)
         try:
@@ -191,7 +191,7 @@ class StragglerMitigation:
             return
         now_s, then_s = prices
         if not debt.gains(now_s, then_s):
-            deployment.settled = opinion
+            deployment.settled = evidence
             return
         compiled = other.candidate in dict(other.measured)  # calls ran by it before
         compile_s = max((result.compile_s for result in deployment.results.values() if not compiled), default=0.0)

@@ -239,7 +239,7 @@ class WeightRedundancy:
         try:
             await self._make_and_pin(program, guard)
         except OutOfMemory as error:
-            await self._again(program, guard, error)
+            await self._retry_later(program, guard, error)
         except MeshError as error:  # whoever is gone changes the workers, and there is another turn
             log.debug("weights are not guarded yet: %s", error)
 
@@ -275,7 +275,7 @@ class WeightRedundancy:
     def _unguarded(self, error: MeshError) -> None:
         self._tell("unguarded", "", f"weights are not kept twice: {error}", 0)
 
-    async def _again(self, program: Program, guard: _Guard, error: OutOfMemory) -> None:
+    async def _retry_later(self, program: Program, guard: _Guard, error: OutOfMemory) -> None:
         if guard.failures < len(AGAIN_S):
             await asyncio.sleep(AGAIN_S[guard.failures])
             guard.failures += 1

@@ -139,10 +139,12 @@ def _made(
         return drafts.best()
     if not graph.has_spmd:
         return _whole(graph, profiles, asked)
-    return _with_all(_apart(graph, whole, profiles, asked, carries), profiles, asked)
+    return _with_all(_plan_of_ranks(graph, whole, profiles, asked, carries), profiles, asked)
 
 
-def _apart(graph: WireGraph, whole: WireGraph, profiles: Profiles, asked: Strategy, carries: CarriedParams) -> Plan:
+def _plan_of_ranks(
+    graph: WireGraph, whole: WireGraph, profiles: Profiles, asked: Strategy, carries: CarriedParams
+) -> Plan:
     """A program that has ranks: each on a device of its own, or all of them as one program, as that was written."""
     why = "nobody asked for ranks apart"
     if isinstance(asked, Auto | Ranks) and any(node.op == "spmd" for node in graph.nodes):

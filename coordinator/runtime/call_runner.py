@@ -70,7 +70,7 @@ class CallRunner(PlanShell):
         self.calls = calls
         self._auditor = Auditor(context.config.audit, context.config.audit_untrusted)
         self._untrusted: frozenset[str] = frozenset()  # the connected workers that are on other people's machines
-        self._numbers, self._crowded = itertools.count(1), 0  # none up to the crowded one was alone to its end
+        self._numbers, self._last_overlapping = itertools.count(1), 0  # the last call that began while others ran
         self._closed = False
         self._performers[ev.ReportStalled] = self._report_stalled
         assert self._performers.keys() == set(get_args(ev.Action))
@@ -99,7 +99,7 @@ class CallRunner(PlanShell):
         now = self._loop.time()
         report = CallReport()
         future: asyncio.Future[list[NDArray[Any]]] = self._loop.create_future()
-        self._crowded = number if self.calls else self._crowded
+        self._last_overlapping = number if self.calls else self._last_overlapping
         alone = not self.calls and trial is None
         input_bytes = sum(array.nbytes for array in inputs.values() if array.nbytes > INLINE_BYTES_MAX)
         self.calls[number] = Call(program, inputs, future, report, now, alone, patient, input_bytes, owner)
@@ -185,7 +185,7 @@ class CallRunner(PlanShell):
             return
         deployment.planned(plan)
         self._guards.admit(deployment.program, plan)
-        deployment.settled = self._pacing.opinion(deployment.program)
+        deployment.settled = self._pacing.evidence(deployment.program)
         nodes, outputs = plan_messages.nodes(plan), plan_messages.output_count(plan)
         self._events.note_plan(deployment.program, generation)
         if not deployment.trial:
@@ -248,7 +248,7 @@ class CallRunner(PlanShell):
         if (
             self._config.follow_pace
             and call.alone
-            and action.number > self._crowded
+            and action.number > self._last_overlapping
             and call.report.generations == [action.generation]
         ):
             self._planning.took(call.program, deployment.plan, action.generation, call.report.seconds)
@@ -308,7 +308,7 @@ class CallRunner(PlanShell):
     def _ask_again(self, number: int, call: Call) -> None:
         """Compute a call again whose answer is doubted."""
         call.doubts += 1
-        variant = self._auditor.again(call.doubts)
+        variant = self._auditor.next_variant(call.doubts)
         self.calls[number] = call
         if variant is None:
             self._reject(ev.Reject(number, disagreement(call.doubts)))

@@ -58,22 +58,23 @@ class WorkerRegistry:
         self._names = worker_names.NamesTaken(members)
         self._now = asyncio.get_running_loop().time  # also asked from other threads
         self._joins: dict[Link, asyncio.Task[NodeReport]] = {}
-        self._said: dict[Link, dict[type, Paused | Devices]] = {}  # by workers that are about to join, the latest
-        self._staying: dict[tuple[str, int], asyncio.Task[None]] = {}
+        # Of workers that are about to join, the latest of each kind.
+        self._early_reports: dict[Link, dict[type, Paused | Devices]] = {}
+        self._dial_tasks: dict[tuple[str, int], asyncio.Task[None]] = {}
 
     async def adopt(self, link: Link, host: str, port: int) -> NodeReport:
         """Join the worker at the other end of a link dialled at this address, and stay joined."""
         report = await self.join(link)
-        if (host, port) not in self._staying:
+        if (host, port) not in self._dial_tasks:
             stay = partial(self._stay_connected, f"{shown(host)}:{port}", link)
-            self._staying[host, port] = self._tasks.keep("staying connected", stay)
+            self._dial_tasks[host, port] = self._tasks.keep("staying connected", stay)
         return report
 
     def forget(self, host: str, port: int) -> None:
         """Stop dialling an address; an open link is kept."""
-        staying = self._staying.pop((host, port), None)
-        if staying is not None:
-            staying.cancel()
+        dialling = self._dial_tasks.pop((host, port), None)
+        if dialling is not None:
+            dialling.cancel()
 
     def join(self, link: Link) -> asyncio.Task[NodeReport]:
         """Join the worker at the other end of a link, once."""
@@ -104,7 +105,7 @@ class WorkerRegistry:
             raise
         finally:
             self._joins.pop(link, None)
-            said = self._said.pop(link, {})
+            early_reports = self._early_reports.pop(link, {})
         again = link_to(self._members, peer.node_id) is link  # it had joined over this link, so its ways are known
         before = self._members[peer.node_id] if again else None
         graphs, blobs = (before.graphs, before.blobs) if before else (set[bytes](), set[bytes]())
@@ -115,13 +116,13 @@ class WorkerRegistry:
         self._health.joined(peer.node_id, peer.incarnation)
         self._set_pause(peer.node_id, joined.paused, joining=True)
         made = dict(zip(joined.kept, joined.made, strict=False))  # an older worker does not say it
-        self._sessions.back(peer.node_id, dict.fromkeys(joined.kept, 0) | made)
+        self._sessions.node_returned(peer.node_id, dict.fromkeys(joined.kept, 0) | made)
         for generation in frozenset(joined.kept).difference(self._kept()):  # its session ended meanwhile
             drop = self._deployer.drop(peer.node_id, self._sessions.key(generation))
             self._tasks.run("dropping a plan", drop, unheard)
         if not again:
             self._prober.joined(peer.node_id)
-        for news in said.values():  # after it had answered
+        for news in early_reports.values():  # after it had answered
             self.devices_changed(link, news) if isinstance(news, Devices) else self.paused(link, news)
         return report
 
@@ -171,7 +172,7 @@ class WorkerRegistry:
     def _note(self, link: Link, news: Paused | Devices) -> None:
         """Note what a worker says that has answered, and is looked up in the roster: it does not say it again."""
         if link in self._joins:
-            self._said.setdefault(link, {})[type(news)] = news
+            self._early_reports.setdefault(link, {})[type(news)] = news
 
     def _set_pause(self, node: str, by: str, joining: bool = False) -> None:
         """Note whether a connected worker is paused, and by whom."""

@@ -25,7 +25,7 @@ from ..plan_service.migration_cost import SHARES_MOVE
 from ..planning.model.plan import Plan
 from ..planning.model.profiles import Profiles
 from ..planning.model.program import Program
-from ..planning.model.timeline import as_it_runs
+from ..planning.model.timeline import seconds_at_present_speed
 from ..planning.spmd.load_balance import Proposal, proposals, uneven_speeds
 
 PLANS_MAX = 128  # that are remembered: those for the death of each of 16 workers, by speed too, and some
@@ -86,7 +86,7 @@ class Elastic:
             if candidate is None and not soon:
                 candidate = await self._of(proposal, among, plan)
             tried += [candidate] if candidate is not None else []
-        seconds = [as_it_runs(planned.plan, profiles) for planned in (even, *tried)]
+        seconds = [seconds_at_present_speed(planned.plan, profiles) for planned in (even, *tried)]
         best = min(seconds)
         return tried[seconds.index(best) - 1] if SHARES_MOVE.pays(seconds[0], best) else even
 

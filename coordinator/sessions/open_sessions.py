@@ -97,7 +97,7 @@ class Sessions:
         """The usable workers changed, perhaps by an error; workers that are `away` may come back as they were."""
         self._tell_each(lambda session: session.nodes_changed(error, away))
 
-    def back(self, node: str, kept: Mapping[int, int]) -> None:
+    def node_returned(self, node: str, kept: Mapping[int, int]) -> None:
         """A worker joined again, and has kept these plans, by generation, of each of which it has done so many
         steps."""
         members = self._context.plans.members

@@ -21,7 +21,7 @@ from ..planning import plan_messages
 from ..planning.model.plan import FromState, Plan
 from ..planning.model.profiles import Profiles
 from ..planning.model.program import Program
-from ..planning.model.timeline import as_it_runs
+from ..planning.model.timeline import seconds_at_present_speed
 from ..planning.plan_codec import plan_from
 from ..planning.redundancy.redundancy_cost import sentences
 from ..planning.redundancy.redundancy_memory import refused
@@ -34,7 +34,7 @@ from .steps import Policy
 log = logging.getLogger("graph_mesh.coordinator")
 
 SETTLE_S = 1.0  # after a worker came: its links are measured meanwhile
-SETTLE_ELASTIC_S = 0.05  # where whoever comes is taken in: others may come with it
+SETTLE_ELASTIC_S = 0.05  # where a worker that joins gets a share at once: others may join with it
 AHEAD_PAUSE_S = 0.3  # before each plan that may never be needed: making its program slows this process down
 AHEAD_AFTER = 10  # times as long as the present plan took to be made: a small share of the time of all steps till then
 ASKED_SOON_S = 0.5  # one that takes more is asked for long after workers deployed: that process need not be ready
@@ -86,7 +86,7 @@ class PlanMaker:
 
     async def plan(self, action: ev.MakePlan) -> Planned:
         """The plan that a session begins with, or goes on by; MeshError."""
-        planned = await self._staying(action) or await self._planned(action.nodes, soon=self.before is not None)
+        planned = await self._sticky_plan(action) or await self._planned(action.nodes, soon=self.before is not None)
         plan, mine = planned.plan, self._policy.asked and copies_of(self._policy.copies).on_workers
         required = mine or copies_of(self._program.copies).on_workers
         refusal = refused(plan) if required and self.before is None else None
@@ -95,7 +95,7 @@ class PlanMaker:
         reasons = sentences(plan, self._profiles_of(action.nodes), self._policy.copies)
         return replace(planned, plan=replace(plan, reasons=(*plan.reasons, *reasons)))
 
-    async def _staying(self, action: ev.MakePlan) -> Planned | None:
+    async def _sticky_plan(self, action: ev.MakePlan) -> Planned | None:
         """The plan after a death that leaves all state of the other workers in place; None if there is none."""
         before, program = self.before, self._program
         cut = any(piece.window is not None for piece in action.job.holders if isinstance(piece, FromState))
@@ -127,7 +127,7 @@ class PlanMaker:
     def _profiles(self, nodes: Iterable[str]) -> Profiles:
         """The profiles to plan with; for shares by speed, with the speeds that ranks showed."""
         profiles = self._profiles_of(nodes)
-        return self._stragglers.as_found(profiles) if self.by_speed else profiles
+        return self._stragglers.with_rank_errors(profiles) if self.by_speed else profiles
 
     async def _without_slow(self, profiles: Profiles, planned: Planned, elastic: Elastic) -> Planned:
         """The plan without the workers that became slow, where that is better than one for all."""
@@ -136,7 +136,7 @@ class PlanMaker:
         if not well or len(well) == len(profiles.workers):
             return planned
         fewer = await elastic.planned(self._profiles(well), self._plan_here)
-        now_s, then_s = as_it_runs(planned.plan, profiles), as_it_runs(fewer.plan, profiles)
+        now_s, then_s = seconds_at_present_speed(planned.plan, profiles), seconds_at_present_speed(fewer.plan, profiles)
         return fewer if STATE_MOVES.pays(now_s, then_s) else planned
 
     async def _plan_here(self, program: Program, profiles: Profiles) -> Plan:

@@ -23,7 +23,7 @@ from ..planning.model.program import Program
 from ..planning.plan_messages import NO_TRANSFERS, Content, Fed, Transfers, feeds, nodes, transfers, work_of
 from .call_report import CallReport
 
-Opinion = tuple[int, Measured]  # how many verdicts there were on the pace of devices, and what calls took
+Evidence = tuple[int, Measured]  # how many verdicts there were on the pace of devices, and what calls took
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Deployment:
     results: dict[str, Deployed] = field(default_factory=dict)  # of the workers that have deployed it
     reported: bool = False  # its weight bytes stand in a call's report
     trial: bool = False  # to see how fast a device is
-    settled: Opinion = 0, ()  # what was known as this was planned or found to be the best still
+    settled: Evidence = 0, ()  # what was known as this was planned or found to be the best still
     portions: Portions = 0  # of the batch that it is for, in an elastic session
     state: StateStart | None = None  # of a session
     begun: set[tuple[int, str]] = field(default_factory=set)  # its steps that workers said they compute: step, worker

@@ -66,7 +66,7 @@ class _DeviceKind:
 
 
 class StragglerDetector:
-    """Learns from `took`, which is called for everything that was computed; planning reads `as_it_runs`."""
+    """Learns from `took`, which is called for everything that was computed; planning reads `at_present_speed`."""
 
     def __init__(self) -> None:
         self._sites: dict[DeviceKey, _DeviceHistory] = {}
@@ -87,14 +87,14 @@ class StragglerDetector:
         """The devices that are slower than they were, with their factors."""
         return ((site, seen.slowness) for site, seen in self._sites.items() if seen.slowness > 1.0)
 
-    def as_it_runs(self, worker: WorkerProfile) -> WorkerProfile:
+    def at_present_speed(self, worker: WorkerProfile) -> WorkerProfile:
         """A worker's profile with the speeds that its devices have now, where they differ from the measured ones."""
         devices = (device.slowed(self._factor((worker.node_id, device.index), device)) for device in worker.devices)
         return replace(worker, devices=tuple(devices))
 
-    def as_found(self, profiles: Profiles) -> Profiles:
-        """Workers `as_it_runs`, with the prediction error of each device's own runs as a rank.  A device with too few
-        runs gets the error of those with the same figures, so that none looks slower for having been tried."""
+    def with_rank_errors(self, profiles: Profiles) -> Profiles:
+        """Workers `at_present_speed`, with the prediction error of each device's own runs as a rank.  A device with too
+        few runs gets the error of those with the same figures, so that none looks slower for having been tried."""
         sites = [(worker.node_id, device.index) for worker in profiles.workers for device in worker.devices]
         own = {at: factor for at in sites if (factor := self._own_factor(at))}
         alike: dict[_DeviceKind | None, list[float]] = {}

@@ -90,7 +90,7 @@ from wire.protocol.permissions import Receiver, Relation
 from wire.system.shared_memory import SharedDir
 from wire.system.tasks import Tasks
 from wire.timeouts import DEFAULT_TIMEOUTS, Timeouts
-from wire.transfer.content_exchange import BlobExchange, apart, graph_from, off_loop
+from wire.transfer.content_exchange import BlobExchange, graph_from, off_loop, sent_separately
 
 from ..core.backend import Attached, Others, Running, Started, Stateful, Work
 from ..core.handle import Handle
@@ -537,7 +537,7 @@ async def _named(
 ) -> tuple[NamedValue, ...]:
     """Values for a message, in order; those too large for it are offered for fetching."""
     arrays, values = [np.asarray(value) for value in tensors.values()], []
-    for (name, value), array, far in zip(tensors.items(), arrays, apart(arrays), strict=True):
+    for (name, value), array, far in zip(tensors.items(), arrays, sent_separately(arrays), strict=True):
         address = value.address if isinstance(value, Handle) else None
         if far and address is None:
             address = await off_loop(array.nbytes, hash_array, array)

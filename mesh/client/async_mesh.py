@@ -29,7 +29,7 @@ from .. import tree
 from ..backends.config import MeshConfig
 from ..core.argument_room import ArgumentRoom, bytes_of, copied
 from ..core.backend import Backend, Started, Stateful, Work, ends_with_this_program
-from ..core.call_arguments import taken
+from ..core.call_arguments import merge_arguments
 from ..core.handle import Handle
 from ..core.node import Node
 from ..functions.call_options import HERE, CallOptions, checked_options, forced
@@ -38,7 +38,7 @@ from ..functions.step_trace import Stepping
 from ..scripts.world import rank, world_size
 from ..tree import PyTree
 from ..util.annotation_checks import instance
-from ..util.argument_checks import check_function, said
+from ..util.argument_checks import check_function, value_text
 from .builder import MeshBuilder
 from .elastic_session import Elastic
 from .explanation import Explanation, explanation_of, texts_of, worker_and_device
@@ -265,7 +265,7 @@ class AsyncMesh:
         ('sim-0',)
         """
         self._check_open()
-        args = taken(fn, args, named, (*OWN, "what_if_dies"))
+        args = merge_arguments(fn, args, named, (*OWN, "what_if_dies"))
         options = self.options(strategy, "on", copies)
         graph = self.form(fn, args, options).graph
         return PlanPreview(await self._backend.plan(graph, options.strategy, options.copies, what_if_dies))
@@ -325,7 +325,9 @@ class AsyncMesh:
         if isinstance(fn, WireGraph) and not args and not named:
             graph = fn
         else:
-            graph = self.form(fn, taken(fn, args, named, (*OWN, "worker", "text")), self.options("auto", "on")).graph
+            graph = self.form(
+                fn, merge_arguments(fn, args, named, (*OWN, "worker", "text")), self.options("auto", "on")
+            ).graph
         return explanation_of(await self._backend.explain(graph, *chosen, *texts), graph)
 
     async def run(
@@ -382,7 +384,7 @@ class AsyncMesh:
         >>> [float(square) for square in asyncio.run(main())]
         [0.0, 1.0, 4.0]
         """
-        args = taken(fn, args, named, OWN)
+        args = merge_arguments(fn, args, named, OWN)
         return await self._call(self.form(fn, args, self.options(strategy, mode, copies)), args)
 
     async def compile(
@@ -439,10 +441,10 @@ class AsyncMesh:
         """
         force = forced(force, use_cached_if_exists)
         function = self.function(fn, self.options(strategy, mode, copies, name, cache, build_dir, force))
-        function.form_for(taken(fn, examples, named, OWN_OF_COMPILE))
+        function.form_for(merge_arguments(fn, examples, named, OWN_OF_COMPILE))
 
         async def compiled(*args: PyTree, **named: PyTree) -> PyTree:
-            return await self._await(*function.bind(taken(fn, args, named)))
+            return await self._await(*function.bind(merge_arguments(fn, args, named)))
 
         return Callee(fn, name, self, compiled)
 
@@ -483,11 +485,11 @@ class AsyncMesh:
         InputError
             If `fn` cannot be called or traced with these arguments.
         """
-        args = taken(fn, args, named, OWN)
+        args = merge_arguments(fn, args, named, OWN)
         form = self.form(fn, args, self.options(strategy, mode, copies))
         inputs, work = form.bind(args)
         held_bytes = bytes_of(inputs)
-        await self._room.taken(held_bytes)
+        await self._room.wait_for(held_bytes)
         try:
             copies_of_them = copied(inputs) if held_bytes <= HERE_BYTES_MAX else await asyncio.to_thread(copied, inputs)
         except BaseException:  # as where the caller gives up meanwhile
@@ -562,7 +564,7 @@ class AsyncMesh:
         >>> asyncio.run(main())
         ([0.0, 1.0, 2.0], 3.0)
         """
-        examples = taken(step_fn, (state, *examples), named, OWN_OF_SESSIONS)[1:]
+        examples = merge_arguments(step_fn, (state, *examples), named, OWN_OF_SESSIONS)[1:]
         return self.open_session(
             self.stepping(step_fn, state, examples, self.options(strategy, mode)), copies, every, ahead, mode, name=name
         )
@@ -942,7 +944,7 @@ class AsyncMesh:
         """The id of a worker: names may be given anew, ids are not; "" for none."""
         if not isinstance(on, (str, Node)):
             raise InputError(
-                f"on is the name or the id of a worker, or a Node, not {said(on)}",
+                f"on is the name or the id of a worker, or a Node, not {value_text(on)}",
                 next_step="See the nodes of the mesh",
             )
         if on == "":

@@ -28,7 +28,7 @@ from wire.policy.strategies import Strategy
 from ..backends.config import MeshConfig
 from ..core.argument_room import ArgumentRoom, bytes_of, copied
 from ..core.backend import Feeds, Running, Started, Work
-from ..core.call_arguments import taken
+from ..core.call_arguments import merge_arguments
 from ..core.loop_thread import LoopElsewhere, LoopThread
 from ..core.node import Node
 from ..core.realise import Evaluator, reset_evaluator, set_evaluator
@@ -37,7 +37,7 @@ from ..functions.compiled import Callee, Compiled
 from ..functions.step_trace import Stepping
 from ..tree import PyTree
 from ..util.annotation_checks import checked
-from ..util.argument_checks import items, said
+from ..util.argument_checks import items, value_text
 from .async_mesh import OWN, OWN_OF_COMPILE, OWN_OF_SESSIONS, AsyncMesh
 from .builder import MeshBuilder
 from .elastic_session import Elastic
@@ -332,7 +332,7 @@ class Mesh:
         ...     m.run(lambda x, b: mnp.sum(x) + b, np.arange(4.0), b=1.0)
         array(7.)
         """
-        args = taken(fn, args, named, OWN)
+        args = merge_arguments(fn, args, named, OWN)
         return self._call(self._async.form(fn, args, self._async.options(strategy, mode, copies)), args)
 
     def compile(
@@ -403,10 +403,10 @@ class Mesh:
         force = forced(force, use_cached_if_exists)
         options = self._async.options(strategy, mode, copies, name, cache, build_dir, force)
         function = self._async.function(fn, options)
-        function.form_for(taken(fn, examples, named, OWN_OF_COMPILE))
+        function.form_for(merge_arguments(fn, examples, named, OWN_OF_COMPILE))
 
         def compiled(*args: PyTree, **named: PyTree) -> PyTree:
-            return self._wait(*function.bind(taken(fn, args, named)))
+            return self._wait(*function.bind(merge_arguments(fn, args, named)))
 
         return Callee(fn, name, self, compiled)
 
@@ -458,7 +458,7 @@ class Mesh:
         ...     {place: float(jobs[place].result()) for place in sorted(m.as_completed(jobs))}
         {0: 0.0, 1: 1.0, 2: 4.0}
         """
-        args = taken(fn, args, named, OWN)
+        args = merge_arguments(fn, args, named, OWN)
         form = self._async.form(fn, args, self._async.options(strategy, mode, copies))
         inputs, work = form.bind(args)
         held_bytes = bytes_of(inputs)
@@ -500,7 +500,7 @@ class Mesh:
         for job in items(jobs, "of jobs"):
             if not isinstance(job, Job | Step):
                 raise InputError(
-                    f"{said(job)} is no job", next_step="submit() gives jobs, and a session's step() steps"
+                    f"{value_text(job)} is no job", next_step="submit() gives jobs, and a session's step() steps"
                 )
         waiting = {job._waiter.arrived: place for place, job in enumerate(jobs)}
         while waiting:
@@ -581,7 +581,7 @@ class Mesh:
         ...     [float(step.result()) for step in steps], float(session.state())
         ([0.0, 1.0, 2.0], 3.0)
         """
-        examples = taken(step_fn, (state, *examples), named, OWN_OF_SESSIONS)[1:]
+        examples = merge_arguments(step_fn, (state, *examples), named, OWN_OF_SESSIONS)[1:]
         stepping = self._async.stepping(step_fn, state, examples, self._async.options(strategy, mode))
         return self.open_session(stepping, copies, every, ahead, mode, name)
 
@@ -985,7 +985,7 @@ class Session:
         NodeLost
             If the state was lost.
         """
-        inputs = self._async.stepping.bind(self._async.stepping.taken(args, named))
+        inputs = self._async.stepping.bind(self._async.stepping.merge_arguments(args, named))
         return self._begin(inputs, bytes_of(inputs))
 
     def _begin(self, inputs: Mapping[str, NDArray[Any]] | Feeds, held_bytes: int) -> Step:

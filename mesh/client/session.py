@@ -133,7 +133,7 @@ class AsyncSession:
         LimitExceeded
             If what is not over on this mesh holds so many arguments that these have no room: 512 MiB in all.
         """
-        inputs = self.stepping.bind(self.stepping.taken(args, named))
+        inputs = self.stepping.bind(self.stepping.merge_arguments(args, named))
         held_bytes = bytes_of(inputs)
         self._room.take_now(held_bytes, "Await the outputs of an earlier step first")
         return self.begin(inputs, held_bytes).outputs

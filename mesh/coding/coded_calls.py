@@ -23,7 +23,7 @@ from wire.policy.strategies import DeviceMap
 from .. import tree
 from ..nn import Linear
 from ..tree import LEAF, Tree
-from ..util.argument_checks import check_number, integer, items, said
+from ..util.argument_checks import check_number, integer, items, value_text
 from .linear import CodedLinear
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Coding:
         tolerance: float = TOLERANCE,
     ) -> None:  # fmt: skip
         if not hasattr(mesh, "nodes"):
-            raise InputError(f"shares are on the workers of a Mesh, not of {said(mesh)}")
+            raise InputError(f"shares are on the workers of a Mesh, not of {value_text(mesh)}")
         if mesh.reproducible:
             raise InputError(
                 "coded layers are not reproducible: which k of the n shares answer first decides how their sums round",

@@ -18,7 +18,7 @@ from wire.erasure.real_mds import Shares, blocks_of, joined
 from wire.errors import ConfigError, ExecuteFailed, InputError, MeshError, NodeLost, ShapeError
 
 from .. import numpy as mnp
-from ..util.argument_checks import integer, items, said
+from ..util.argument_checks import integer, items, value_text
 
 if TYPE_CHECKING:
     from ..client.mesh import Session, Step
@@ -83,7 +83,7 @@ class CodedWeights:
 
     def __init__(self, coding: Coding, tensor: Any, *, rank: int | None = None) -> None:
         if not hasattr(coding, "code"):
-            raise InputError(f"{said(coding)} is no Coding", next_step="Make one: mesh.Coding(m, n=5, k=3)")
+            raise InputError(f"{value_text(coding)} is no Coding", next_step="Make one: mesh.Coding(m, n=5, k=3)")
         rank = None if rank is None else integer(rank, "the rank of changes", 1)
         array: NDArray[Any] = np.asarray(tensor)
         if array.ndim == 0 or (rank is not None and array.ndim != 2):

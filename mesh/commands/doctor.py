@@ -124,10 +124,10 @@ async def _multicast() -> tuple[Multicast, ...]:
     finally:
         await browser.close()
     names = dict.fromkeys(tally.interface for tally in tallies)
-    return tuple(_heard(name, [tally for tally in tallies if tally.interface == name]) for name in names)
+    return tuple(_multicast_of(name, [tally for tally in tallies if tally.interface == name]) for name in names)
 
 
-def _heard(interface: str, tallies: Sequence[MulticastCounts]) -> Multicast:
+def _multicast_of(interface: str, tallies: Sequence[MulticastCounts]) -> Multicast:
     """Sum up the tallies of an interface, which is well if one IP family works."""
     sent = sum(tally.sent for tally in tallies)
     errors = [errno.errorcode.get(tally.last_errno, "?") for tally in tallies if tally.last_errno]

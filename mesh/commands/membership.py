@@ -118,8 +118,8 @@ def join(options: Options) -> int:
 
 def token_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(required=True, metavar="ACTION")
-    _asked(parser)
-    create = _deciding(actions, "create", token_create)
+    _add_coordinator_option(parser)
+    create = _admin_action(actions, "create", token_create)
     create.add_argument(
         "--uses", type=int, default=1, metavar="N", help="how many machines may join with it (default: %(default)s)"
     )
@@ -127,8 +127,8 @@ def token_arguments(parser: argparse.ArgumentParser) -> None:
     create.add_argument("--role", choices=JOINING, default=WORKER, help="what they join as (default: %(default)s)")
     theirs = "the workers are on other people's machines: some of their parts are computed again elsewhere and compared"
     create.add_argument("--untrusted", action="store_true", help=theirs)
-    _deciding(actions, "list", token_list)
-    _deciding(actions, "revoke", token_revoke).add_argument(
+    _admin_action(actions, "list", token_list)
+    _admin_action(actions, "revoke", token_revoke).add_argument(
         "id", metavar="ID", help="the id of a token, as token list shows it"
     )
 
@@ -136,15 +136,18 @@ def token_arguments(parser: argparse.ArgumentParser) -> None:
 def nodes_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--watch", action="store_true", help="go on, and print every change of a worker's state")
     actions = parser.add_subparsers(metavar="[pause | resume | revoke NODE]")
-    revoke = _deciding(actions, "revoke", nodes_revoke)
-    asking = [_asking(actions, "pause", nodes_pause), _asking(actions, "resume", nodes_resume)]
+    revoke = _admin_action(actions, "revoke", nodes_revoke)
+    asking = [
+        _action_on_coordinator(actions, "pause", nodes_pause),
+        _action_on_coordinator(actions, "resume", nodes_resume),
+    ]
     for action in (revoke, *asking):
         action.add_argument("node", metavar="NODE", help="the node's name, its id, or the first characters of its id")
 
 
 def sessions_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(metavar="[end NAME]")
-    end = _asking(actions, "end", sessions_end)
+    end = _action_on_coordinator(actions, "end", sessions_end)
     end.add_argument("session", metavar="NAME", help="the session's name")
 
 
@@ -156,9 +159,9 @@ def promote_arguments(parser: argparse.ArgumentParser) -> None:
 
 def authority_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(required=True, metavar="ACTION")
-    _asked(parser)
-    _deciding(actions, "show", authority_show)
-    rotate = _deciding(actions, "rotate", authority_rotate)
+    _add_coordinator_option(parser)
+    _admin_action(actions, "show", authority_show)
+    rotate = _admin_action(actions, "rotate", authority_rotate)
     rotate.add_argument(
         "--overlap",
         default="24h",
@@ -183,13 +186,15 @@ def join_arguments(parser: argparse.ArgumentParser) -> None:
     add_timeouts(parser)
 
 
-def _asked(parser: argparse.ArgumentParser) -> None:
+def _add_coordinator_option(parser: argparse.ArgumentParser) -> None:
     """The options of a verb whose actions may have to ask a coordinator."""
     parser.add_argument("--coordinator", metavar="HOST:PORT", help=COORDINATOR_HELP)
     add_timeouts(parser)
 
 
-def _deciding(actions: Any, name: str, decide: Callable[[Options, Admin], Awaitable[int]]) -> argparse.ArgumentParser:
+def _admin_action(
+    actions: Any, name: str, decide: Callable[[Options, Admin], Awaitable[int]]
+) -> argparse.ArgumentParser:
     """An action of an admin: in the authority's folder, where that is this user's, or else by its coordinator."""
     parser = add_action(actions, name, decide, lambda options: _decide(options, decide))
     parser.add_argument(
@@ -202,7 +207,7 @@ def _deciding(actions: Any, name: str, decide: Callable[[Options, Admin], Awaita
     return parser
 
 
-def _asking(actions: Any, name: str, ask: Ask) -> argparse.ArgumentParser:
+def _action_on_coordinator(actions: Any, name: str, ask: Ask) -> argparse.ArgumentParser:
     parser = add_action(actions, name, ask, on_a_coordinator(ask))
     parser.add_argument("--coordinator", default=argparse.SUPPRESS, metavar="HOST:PORT", help=COORDINATOR_HELP)
     return parser

@@ -43,7 +43,7 @@ class ArgumentRoom:
         _tell(ready, self._over)
         return taken
 
-    async def taken(self, size_bytes: int) -> None:
+    async def wait_for(self, size_bytes: int) -> None:
         """Return once room is taken."""
         waiting = self.take(size_bytes)
         try:

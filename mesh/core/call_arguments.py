@@ -1,7 +1,7 @@
 """Call arguments: the arguments of a function as one tuple, those given by name among them.
 
-    args = taken(fn, (x,), {"b": 3})            # (x, 3), or (x, Keywords(b=3)) where `b` has no place of its own
-    result = called(fn, args)
+    args = merge_arguments(fn, (x,), {"b": 3})  # (x, 3), or (x, Keywords(b=3)) where `b` has no place of its own
+    result = call_with(fn, args)
 
 Whatever is done with arguments (naming, tracing, binding, asking whether two calls are alike) is done with this tuple,
 so that it holds for both kinds.  This file knows neither arrays nor meshes.
@@ -22,7 +22,9 @@ from ..util.did_you_mean import meant
 Function = Callable[..., Any]
 
 
-def taken(fn: Any, args: Sequence[Any], keywords: Mapping[str, Any], own: Sequence[str] = ()) -> tuple[Any, ...]:
+def merge_arguments(
+    fn: Any, args: Sequence[Any], keywords: Mapping[str, Any], own: Sequence[str] = ()
+) -> tuple[Any, ...]:
     """`args` and `keywords` as one tuple, the same for calls that Python takes for the same.
 
     InputError if `fn` cannot be called so.  `own` are the keywords that the caller took for itself, to say what a
@@ -43,13 +45,13 @@ def taken(fn: Any, args: Sequence[Any], keywords: Mapping[str, Any], own: Sequen
     return (*placed, Keywords(sorted(left.items()))) if left else tuple(placed)
 
 
-def called(fn: Function, args: Sequence[Any]) -> Any:
-    """What `fn` gives for arguments as `taken` has them."""
-    placed, keywords = apart(args)
+def call_with(fn: Function, args: Sequence[Any]) -> Any:
+    """What `fn` gives for arguments as `merge_arguments` has them."""
+    placed, keywords = split_arguments(args)
     return fn(*placed, **keywords)
 
 
-def apart(args: Sequence[Any]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+def split_arguments(args: Sequence[Any]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     """The arguments given by place, and those given by name."""
     if args and type(args[-1]) is Keywords:
         return tuple(args[:-1]), args[-1]

@@ -130,7 +130,7 @@ def _check_devices(graph: WireGraph) -> None:
     for op, _, attrs in graph.nodes:
         if op == "transfer" and attrs["device"] not in ("cpu", ANY):
             raise NoSuchDevice(
-                f"there is no device {device_named(attrs['device']).said!r} in this process",
+                f"there is no device {device_named(attrs['device']).text!r} in this process",
                 next_step="Run it on a mesh: with mesh.Mesh.builder()...build() as m",
             )
 

@@ -16,7 +16,7 @@ from wire.ir.graph import WireGraph
 from wire.ir.types import TensorType
 
 from ..core.backend import Work
-from ..core.call_arguments import apart
+from ..core.call_arguments import split_arguments
 from ..core.handle import Handle
 from ..models.model import Model
 from ..tracing.trace import Bound, Kind, Part, Parts, Traced, leaf_type, named_arguments, trace_full
@@ -55,7 +55,7 @@ class Compiled:
         if isinstance(fn, WireGraph):
             return Compiled(options.built(fn), options)
         if isinstance(fn, Model):
-            graph = options.built(fn.graph(fn.given(*apart(args)), options.cache))
+            graph = options.built(fn.graph(fn.given(*split_arguments(args)), options.cache))
             return Compiled(graph, options, model=fn)
         traced = trace_full(fn, *args)
         return Compiled(options.built(traced.graph), options, traced)
@@ -64,7 +64,7 @@ class Compiled:
         """The inputs and the work of a call; InputError naming the argument that does not fit."""
         if self._model is not None:
             params = {name: self._model.handles[name] for name in self.graph.param_types}
-            return self.bind_named({**self._model.dynamic(self._model.given(*apart(args))), **params})
+            return self.bind_named({**self._model.dynamic(self._model.given(*split_arguments(args))), **params})
         if self._traced is None:
             return self.bind_named(_by_name(self.graph, args))
         return self._taken(self._traced.bind(*args))
@@ -132,7 +132,7 @@ class CompiledFunction:
         if isinstance(self._fn, WireGraph):
             return self._form(None, args)
         if isinstance(self._fn, Model):
-            return self._form(self._fn.key(self._fn.given(*apart(args))), args)
+            return self._form(self._fn.key(self._fn.given(*split_arguments(args))), args)
         return self._form(_kinds(self._parts_of(args)), args)
 
     def bind(self, args: tuple[Any, ...]) -> tuple[Compiled, dict[str, NDArray[Any]], Work]:
@@ -197,7 +197,7 @@ def handle_of(array: Any, name: str = "") -> Handle:
 def _by_name(graph: WireGraph, args: tuple[Any, ...]) -> dict[str, Any]:
     """Arguments of a graph: one dict by name, or positional in the order of its inputs, then params, and by name."""
     names = [*graph.input_types, *graph.param_types]
-    placed_args, named = apart(args)
+    placed_args, named = split_arguments(args)
     if len(placed_args) == 1 and isinstance(placed_args[0], Mapping):
         return {**placed_args[0], **named}
     if len(placed_args) > len(names) or (len(placed_args) < len(names) and not named):

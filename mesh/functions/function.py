@@ -34,7 +34,7 @@ from wire.policy.strategies import Strategy, text_of
 
 from .. import tree
 from ..core.array import Array, value_array
-from ..core.call_arguments import called, positional, taken
+from ..core.call_arguments import call_with, merge_arguments, positional
 from ..core.expression import computable
 from ..core.realise import current_evaluator
 from ..tracing.trace import Part
@@ -90,10 +90,10 @@ class Function:
 
     def __call__(self, *args: PyTree, **keywords: PyTree) -> PyTree:
         """The result as Arrays with values; errors as for `mesh.trace` and `Mesh.run`."""
-        args = (positional if self._buckets else taken)(self._fn, args, keywords)
+        args = (positional if self._buckets else merge_arguments)(self._fn, args, keywords)
         leaves = tree.leaves(args)
         if any(isinstance(leaf, Array) and not computable(leaf.tensor) for leaf in leaves):
-            return called(self._fn, args)
+            return call_with(self._fn, args)
         outputs = self._buckets.call(self._run, args) if self._buckets else self._run(args)
         return tree.map(value_array, outputs)
 

@@ -22,7 +22,7 @@ from wire.limits import MIB
 
 from ..tracing.trace import Argument
 from ..tree import LEAF, Keywords, Tree
-from ..util.argument_checks import said
+from ..util.argument_checks import value_text
 
 FORM_BYTES_MAX = 4 * MIB
 PLAIN: Mapping[str, type] = {
@@ -149,7 +149,8 @@ def _reference(value: Any) -> str:
     reference = f"{module}:{name}"
     if not (isinstance(module, str) and isinstance(name, str)) or _found(module, name.split(".")) is not value:
         raise InputError(
-            f"the structure of the state or of the arguments has {said(value)}, which another program cannot look up",
+            f"the structure of the state or of the arguments has {value_text(value)}, "
+            "which another program cannot look up",
             next_step="A session with a name takes dicts, lists, tuples, and classes and functions of a module",
         )
     return reference

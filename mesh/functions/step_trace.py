@@ -28,7 +28,7 @@ from wire.passes.simplify import simplify
 from .. import tree
 from ..core.array import Array
 from ..core.backend import Work
-from ..core.call_arguments import apart, check_call, taken
+from ..core.call_arguments import check_call, merge_arguments, split_arguments
 from ..core.handle import Handle
 from ..numpy import reshape
 from ..numpy.promotion import asarray
@@ -70,7 +70,7 @@ class Stepping:
     ) -> None:
         leaves, self._structure = tree.flatten_with_paths(state)
         check_function(fn, "what a session calls")
-        given, named = apart(examples)
+        given, named = split_arguments(examples)
         check_call(fn, (state, *given), named)
         self._fn = fn
         self._examples = len(examples)
@@ -211,14 +211,15 @@ class Stepping:
         """The bytes of all carried tensors."""
         return sum(self._leaves[index].first.type.size_bytes for index in self._by_name.values())
 
-    def taken(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, ...]:
+    def merge_arguments(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, ...]:
         """The arguments of a step as one tuple, as `bind` takes them."""
-        return taken(self._fn, (None, *args), named)[1:] if named else tuple(args)
+        return merge_arguments(self._fn, (None, *args), named)[1:] if named else tuple(args)
 
     def bind(self, args: Sequence[Any]) -> dict[str, NDArray[Any]]:
         """The inputs of a step, copies of the arguments; InputError naming the one that does not fit."""
         if len(args) != self._examples:
-            check_call(self._fn, (None, *apart(args)[0]), apart(args)[1])  # says which argument is missing
+            placed, named = split_arguments(args)
+            check_call(self._fn, (None, *placed), named)  # says which argument is missing
         inputs = self._bound(args).inputs
         return {name: np.array(array, order="C") for name, array in inputs.items()}
 

@@ -23,7 +23,7 @@ from wire.errors import Cancelled, InputError, MeshError, QueueFull
 from .. import tree
 from ..client.async_mesh import AsyncMesh
 from ..core.backend import Started, Work
-from ..core.call_arguments import apart
+from ..core.call_arguments import split_arguments
 from ..models.model import Model
 from ..util.lru_cache import GRAPHS_COUNT
 from ..util.units import counted
@@ -107,7 +107,7 @@ class RequestRunner:
     def _taken(self, args: Sequence[Any]) -> tuple[Any, int, Any]:
         """A copy of the arguments, the number of their rows, and what others must share to go with them."""
         if isinstance(self._model, Model):
-            inputs: Any = {name: np.array(value) for name, value in self._model.given(*apart(args)).items()}
+            inputs: Any = {name: np.array(value) for name, value in self._model.given(*split_arguments(args)).items()}
         else:
             self._check_fits(args)
             inputs = tree.map(np.array, tuple(args))
@@ -135,7 +135,7 @@ class RequestRunner:
         except (TypeError, ValueError):  # a builtin without one
             return
         try:
-            places, named = apart(args)
+            places, named = split_arguments(args)
             signature.bind(*places, **named)
         except TypeError as error:
             raise InputError(

@@ -23,7 +23,7 @@ from wire.ir.graph import WireGraph
 
 from ..client.async_mesh import AsyncMesh
 from ..client.mesh import Mesh
-from ..core.call_arguments import taken
+from ..core.call_arguments import merge_arguments
 from ..models.load import load
 from ..models.model import Model, Prompt, Stop
 from ..transforms.graph_function import graph_function
@@ -259,7 +259,7 @@ class AsyncInferenceServer:
             At once, if too many wait already.
         """
         served = self._served(name)
-        return await served.request_runner.ask(taken(served.model, inputs, named))
+        return await served.request_runner.ask(merge_arguments(served.model, inputs, named))
 
     @optioned
     def generate(

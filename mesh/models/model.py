@@ -36,7 +36,7 @@ from ..core.typed import Typed
 from ..numpy.promotion import INT_BOUNDS, as_numpy, asarray
 from ..tracing.trace import graph_of
 from ..util.annotation_checks import checked
-from ..util.argument_checks import said
+from ..util.argument_checks import value_text
 from ..util.did_you_mean import spelt
 from ..util.lru_cache import GRAPHS_BYTES, GRAPHS_COUNT, Latest, graph_bytes
 from ..util.units import counted
@@ -528,7 +528,7 @@ class Model:
         """Raise InputError if a param is missing or unknown."""
         model = self.name or "the model"
         if not isinstance(params, Mapping):
-            raise InputError(f"the params of {model} are a dict of arrays by name, not {said(params)}")
+            raise InputError(f"the params of {model} are a dict of arrays by name, not {value_text(params)}")
         missing = next((name for name in self.params if name not in params), None)
         if missing is not None:
             raise InputError(f"{model} has a param {missing!r}, which is missing")

@@ -16,7 +16,7 @@ from wire.ir.dtypes import BOOL, I32
 
 from ..core.array import Array, Operand, apply
 from ..util.annotation_checks import checked, text
-from ..util.argument_checks import items, native, said
+from ..util.argument_checks import items, native, value_text
 from ..util.units import counted
 from . import complexes, elementwise, manipulation
 from .promotion import asarray, cast, operands
@@ -69,7 +69,7 @@ def tensordot(x1: Operand, x2: Operand, axes: int | Sequence[Sequence[int]] = 2)
         axes = (range(left.ndim - axes, left.ndim), range(axes))
     pair = items(axes, "as axes of tensordot an int or")
     if len(pair) != 2:
-        raise InputError(f"the axes of tensordot are an int, or two lists, one for each array, not {said(axes)}")
+        raise InputError(f"the axes of tensordot are an int, or two lists, one for each array, not {value_text(axes)}")
     left_axes, right_axes = (
         [normal_axis(axis, array.ndim) for axis in (side if isinstance(side, Iterable) else [side])]
         for side, array in zip(pair, (left, right), strict=True)
@@ -114,7 +114,7 @@ def einsum(subscripts: str, *arrays: Operand) -> Array:
     Several operands are multiplied pairwise, the pair with the smallest product first.
     """
     if not isinstance(subscripts, str):
-        raise InputError(f"einsum takes subscripts first, such as 'ij,jk->ik', not {said(subscripts)}")
+        raise InputError(f"einsum takes subscripts first, such as 'ij,jk->ik', not {value_text(subscripts)}")
     tensors = operands(*arrays)
     terms, kept = _parse(subscripts, tensors)
     pending = [_diagonals(array, labels) for array, labels in zip(tensors, terms, strict=True)]

@@ -18,7 +18,7 @@ from wire.ir.dtypes import BF16, F16, F32, F64, I32, PARTS, DType, promote
 from ..core.array import Array, DTypeLike, Operand, apply, renamed, strong, value_array
 from ..core.array_api_device import DeviceLike, check_device
 from ..util.annotation_checks import checked
-from ..util.argument_checks import said
+from ..util.argument_checks import value_text
 from . import elementwise, manipulation, promotion
 from .manipulation import Shape, broadcast_to, to_shape
 from .promotion import cast, common_dtype, inexact, is_python_scalar, like, scalar, to_dtype
@@ -228,7 +228,7 @@ def _number(value: Any, asker: str) -> Any:
     number = value._scalar_for(asker).item() if isinstance(value, Array) and value.size == 1 else _plain(value)
     known = isinstance(number, (int, float)) and -math.inf < number < math.inf
     if not known or (isinstance(number, int) and abs(number) >= 1 << 64):
-        raise InputError(f"{asker} counts between finite real numbers of 64 bits, got {said(number)}")
+        raise InputError(f"{asker} counts between finite real numbers of 64 bits, got {value_text(number)}")
     return number
 
 

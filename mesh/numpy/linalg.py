@@ -22,7 +22,7 @@ from wire.errors import InputError, ShapeError
 from ..core.array import Array, DTypeLike, Operand, apply
 from ..core.multi_output import several
 from ..util.annotation_checks import checked
-from ..util.argument_checks import said
+from ..util.argument_checks import value_text
 from . import creation, elementwise, manipulation, reductions
 from .complexes import conj
 from .contraction import diagonal, matmul, tensordot, vecdot
@@ -444,7 +444,7 @@ def vector_norm(x: Operand, *, axis: Axis = None, keepdims: bool = False, ord: f
 def _order(ord: Any) -> Any:
     """The norm of matrices that is meant; an unknown one is refused by the function that computes it."""
     if not isinstance(ord, str | numbers.Real):
-        raise InputError(f"ord of a matrix norm is a text or a number, not {said(ord)}")
+        raise InputError(f"ord of a matrix norm is a text or a number, not {value_text(ord)}")
     return ord
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from wire.errors import InputError, ShapeError
 
 from ..core.array import Array, Operand, apply, renamed
-from ..util.argument_checks import native, said
+from ..util.argument_checks import native, value_text
 from .indexing import take
 from .manipulation import broadcast_to, ravel, reshape
 from .promotion import asarray, concrete, like
@@ -35,7 +35,7 @@ def repeat(x: Operand, repeats: Any, axis: int | None = None) -> Array:
     try:
         counts = np.asarray(concrete(repeats, "repeat") if isinstance(repeats, Array) else repeats)
     except ValueError:
-        raise InputError(f"repeats are counts per element, not {said(repeats)}") from None
+        raise InputError(f"repeats are counts per element, not {value_text(repeats)}") from None
     if counts.dtype.kind not in "iu" or counts.ndim > 1 or (counts < 0).any():
         raise InputError(f"repeats are counts per element, got {counts}")
     if counts.size not in (1, array.shape[place]):
@@ -53,7 +53,7 @@ def pad(x: Operand, pad_width: Any, mode: str = "constant", *, constant_values: 
     try:
         widths = np.broadcast_to(np.asarray(pad_width, np.int64), (array.ndim, 2)).tolist()
     except (TypeError, ValueError, OverflowError):
-        raise InputError(f"pad_width is an int, a pair, or a pair for each axis, not {said(pad_width)}") from None
+        raise InputError(f"pad_width is an int, a pair, or a pair for each axis, not {value_text(pad_width)}") from None
     if any(width < 0 for pair in widths for width in pair):
         raise InputError(f"pad widths are not negative, got {pad_width}")
     if mode == "constant":

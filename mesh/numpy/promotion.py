@@ -21,7 +21,7 @@ from wire.ir.dtypes import BOOL, BY_NAME, C64, C128, F32, F64, I32, I64, U64, DT
 
 from ..core.array import WIDER, Array, DTypeLike, Operand, apply, handle_array, literal, strong, value_array
 from ..core.handle import Handle
-from ..util.argument_checks import items, said
+from ..util.argument_checks import items, value_text
 
 _RANK = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
 _WEAK_DEFAULT = {"b": BOOL, "i": I32, "u": I32, "f": F32, "c": C64}
@@ -162,7 +162,7 @@ def scalar(value: complex, dtype: DType, weak: bool = False) -> Array:
         low, high = INT_BOUNDS[dtype.name]
         if not low <= value <= high:  # NaN is not either
             raise InputError(
-                f"{said(value)} does not fit {dtype.name}", next_step="Cast the array to a wider dtype first"
+                f"{value_text(value)} does not fit {dtype.name}", next_step="Cast the array to a wider dtype first"
             )
     return literal(_as_float(value, dtype) if dtype.kind in "fc" else value, dtype, weak)
 
@@ -293,7 +293,7 @@ def _integer_dtype(low: int, high: int) -> DType:
     for dtype in (I32, I64, U64):
         if INT_BOUNDS[dtype.name][0] <= low and high <= INT_BOUNDS[dtype.name][1]:
             return dtype
-    outside = [said(bound) for bound in (low, high) if not _LEAST <= bound <= _MOST]
+    outside = [value_text(bound) for bound in (low, high) if not _LEAST <= bound <= _MOST]
     what = f"{outside[0]} does not fit any" if outside else f"{low} and {high} do not fit one"
     raise InputError(f"{what} integer dtype", next_step="Say dtype='float64', or write floats")
 

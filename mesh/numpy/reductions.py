@@ -16,7 +16,7 @@ from wire.ir.dtypes import BF16, BOOL, F16, F32, I32, PARTS, U32, DType
 
 from ..core.array import Array, DTypeLike, Operand, apply, renamed
 from ..util.annotation_checks import checked
-from ..util.argument_checks import said
+from ..util.argument_checks import value_text
 from . import elementwise
 from .promotion import asarray, cast, inexact, like, scalar
 
@@ -28,7 +28,7 @@ def normal_axis(axis: Any, ndim: int) -> int:
     try:
         position = operator.index(axis)
     except TypeError:
-        raise InputError(f"an axis is an int, got {said(axis)}") from None
+        raise InputError(f"an axis is an int, got {value_text(axis)}") from None
     if not -ndim <= position < ndim:
         raise InputError(f"axis {position} is outside an array of {ndim} dimensions")
     return position % ndim

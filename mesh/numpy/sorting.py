@@ -18,7 +18,7 @@ from wire.ir.dtypes import F32, F64, I32, DType
 
 from ..core.array import Array, Operand, apply
 from ..util.annotation_checks import checked
-from ..util.argument_checks import integer, items, said
+from ..util.argument_checks import integer, items, value_text
 from . import elementwise, indexing, manipulation
 from .promotion import asarray, cast, concrete, floats
 from .reductions import Axis, mean, normal_axes, normal_axis
@@ -203,7 +203,7 @@ def _known(q: Any) -> np.ndarray[Any, Any]:
     try:
         return np.asarray(concrete(q, "a quantile") if isinstance(q, Array) else q, np.float64)
     except (TypeError, ValueError):
-        raise InputError(f"a quantile is a number, or several, not {said(q)}") from None
+        raise InputError(f"a quantile is a number, or several, not {value_text(q)}") from None
 
 
 def _wide(dtype: DType) -> DType:

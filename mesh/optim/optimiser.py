@@ -19,7 +19,7 @@ from .. import numpy as mnp
 from .. import tree
 from ..core.array import Array, Operand, weakened
 from ..numpy.promotion import asarray, cast
-from ..util.argument_checks import said
+from ..util.argument_checks import value_text
 from ..util.instead import lacking
 
 P = ParamSpec("P")
@@ -118,7 +118,7 @@ def chain(*parts: Optimiser) -> Optimiser:
     def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         if not isinstance(state, tuple | list) or len(state) != len(parts):
             raise InputError(
-                f"the state of an optimiser is what its init or update gave, not {said(state)}",
+                f"the state of an optimiser is what its init or update gave, not {value_text(state)}",
                 next_step="Begin with init(params)",
             )
         states = []

@@ -33,7 +33,7 @@ from worker.collectives.executor import REDUCTIONS
 from worker.collectives.group import Group as Runtime
 
 from .. import tree
-from ..util.argument_checks import axis_of, integer, number, pairs_of, said
+from ..util.argument_checks import axis_of, integer, number, pairs_of, value_text
 from ..util.did_you_mean import spelt
 from .channels import GroupChannels
 from .listening_ports import Door
@@ -616,7 +616,7 @@ def _native(x: Any) -> HostArray:
     try:
         array = np.asarray(x)
     except (TypeError, ValueError) as error:
-        raise InputError(f"ranks exchange arrays, not {said(x)}", cause=str(error)) from None
+        raise InputError(f"ranks exchange arrays, not {value_text(x)}", cause=str(error)) from None
     dtype_of(array)
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 

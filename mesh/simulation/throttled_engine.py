@@ -191,7 +191,7 @@ class _PacedCollectives:
         self._left = iter(before)
 
     @property
-    def crowded(self) -> bool:
+    def oversubscribed(self) -> bool:
         """What this engine waits for takes no core."""
         return False
 

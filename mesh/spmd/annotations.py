@@ -29,7 +29,7 @@ from ..core.call_arguments import positional
 from ..tracing.trace import trace_full
 from ..transforms.pytree_functions import as_array, same_structure
 from ..tree import PyTree
-from ..util.argument_checks import integer, said
+from ..util.argument_checks import integer, value_text
 from .grid import Grid, PartitionSpec, check_grid
 from .shard_map import inside_ranks
 
@@ -282,7 +282,7 @@ def auto_sharding(
     if memory_bytes is not None:
         integer(memory_bytes, "memory_bytes", 0)
     if rates is not None and not isinstance(rates, Rates):
-        raise InputError(f"{said(rates)} are no rates of a rank", next_step="Make them: wire.sharding.Rates(...)")
+        raise InputError(f"{value_text(rates)} are no rates of a rank", next_step="Make them: wire.sharding.Rates(...)")
     traced = trace_full(fn, *positional(fn, examples, named))
     choice = choose(traced.graph, Axes(grid.names, grid.sizes), rates, None, memory_bytes, tries_max)
     specs = [PartitionSpec(*choice.specs[argument.name]) if argument.name in choice.specs else PartitionSpec()

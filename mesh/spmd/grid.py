@@ -171,7 +171,7 @@ class PartitionSpec:
         for name in named:
             _check_name(name)
         if len(set(named)) != len(named):
-            raise InputError(f"an axis is used twice in PartitionSpec({', '.join(map(_said, split))})")
+            raise InputError(f"an axis is used twice in PartitionSpec({', '.join(map(_dim_text, split))})")
         object.__setattr__(self, "dims", split)
 
     @property
@@ -242,14 +242,14 @@ class PartitionSpec:
         return TensorType(shape, type.dtype)
 
     def __repr__(self) -> str:
-        return f"PartitionSpec({', '.join(map(_said, self.dims))})"
+        return f"PartitionSpec({', '.join(map(_dim_text, self.dims))})"
 
 
 def _names(names: Names) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(items(names, "the axes of a grid go by a name, or"))
 
 
-def _said(dim: tuple[str, ...]) -> str:
+def _dim_text(dim: tuple[str, ...]) -> str:
     return repr(dim[0]) if len(dim) == 1 else repr(dim or None)
 
 

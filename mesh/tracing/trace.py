@@ -29,7 +29,7 @@ from wire.ir.verify import check_bound
 from .. import tree
 from ..core.array import Array, DTypeLike, argument, handle_array
 from ..core.backend import Work
-from ..core.call_arguments import apart, called, check_call, taken
+from ..core.call_arguments import call_with, check_call, merge_arguments, split_arguments
 from ..core.expression import Expression, Tensor, pending, traced_argument, tracing
 from ..core.graph_assembly import assemble
 from ..core.handle import Handle
@@ -38,7 +38,7 @@ from ..core.typed import Typed
 from ..numpy.manipulation import to_shape
 from ..numpy.promotion import as_numpy, asarray, is_array_like, is_python_scalar, to_dtype
 from ..tree import PyTree, Tree
-from ..util.argument_checks import said
+from ..util.argument_checks import value_text
 from .capture_checks import check_kept, warn_of_constants, watching_chance
 
 OUTPUT = "output"  # the name of a result that is a single array
@@ -337,10 +337,10 @@ def trace_full(fn: Callable[..., Any], /, *examples: PyTree, **named: PyTree) ->
     """
     if not callable(fn):
         raise InputError(
-            f"{said(fn)} is no function", next_step="Functions are traced; graphs and models are run as are"
+            f"{value_text(fn)} is no function", next_step="Functions are traced; graphs and models are run as are"
         )
-    examples = taken(fn, examples, named)
-    check_call(fn, *apart(examples))
+    examples = merge_arguments(fn, examples, named)
+    check_call(fn, *split_arguments(examples))
     arguments, in_tree = named_arguments(fn, examples)
     with tracing():
         tracers = [
@@ -349,7 +349,7 @@ def trace_full(fn: Callable[..., Any], /, *examples: PyTree, **named: PyTree) ->
         ]
         declared = [tracer.tensor for tracer in tracers]  # before `fn`, which may give the names to other tensors
         with watching_chance(fn):
-            result = called(fn, tree.unflatten(in_tree, tracers))
+            result = call_with(fn, tree.unflatten(in_tree, tracers))
     leaves, out_tree = tree.flatten_with_paths(result)
     outputs = [_output(path, leaf) for path, leaf in leaves]
     output_names = [path or OUTPUT for path, _ in leaves]
@@ -419,7 +419,7 @@ def evaluate(fn: Callable[..., Any], /, *args: PyTree, **named: PyTree) -> PyTre
     >>> mesh.evaluate(lambda x: {"sum": x.sum()}, np.arange(4.0))
     {'sum': array(6.)}
     """
-    args = taken(fn, args, named)
+    args = merge_arguments(fn, args, named)
     traced = trace_full(fn, *args)
     bound = traced.bind(*args)
     inputs = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in bound.inputs.items()}

@@ -25,7 +25,7 @@ from ..client.mesh import Mesh, for_threads
 from ..client.session import check_copies
 from ..optim import Optimiser, adam
 from ..util.annotation_checks import truth
-from ..util.argument_checks import integer, items, said
+from ..util.argument_checks import integer, items, value_text
 from ..util.did_you_mean import spelt
 from ..util.units import counted
 from .backward import Gradients, stepped
@@ -544,7 +544,7 @@ def initial_state(recipe: Recipe, params: Any) -> dict[str, Any]:
     """The first state without ranks, as arrays of this process; InputError if there is nothing that can be trained."""
     named = tree.flatten_with_paths(params)[0]
     if not named:
-        raise InputError(f"there is nothing to train in {said(params)}", next_step="Give a pytree of arrays")
+        raise InputError(f"there is nothing to train in {value_text(params)}", next_step="Give a pytree of arrays")
     for path, leaf in named:
         if np.asarray(leaf).dtype.kind not in "fcV":  # V: bf16
             raise InputError(

@@ -23,7 +23,7 @@ from .vmap_rules import Flags
 
 def applied(name: str, function: Callable[[Array], Array], x: Array) -> Array:
     """`function(x)`, with the derivative that TANGENTS has under `name`."""
-    return _Derived(name, function).again(x)[0]
+    return _Derived(name, function).reapply(x)[0]
 
 
 @dataclass(slots=True, eq=False)
@@ -31,16 +31,16 @@ class _Derived:
     name: str
     function: Callable[[Array], Array]
 
-    def again(self, *inputs: Array) -> list[Array]:
+    def reapply(self, *inputs: Array) -> list[Array]:
         return marked(self, inputs, [self.function(*inputs)])
 
     def jvp(self, inputs: list[Array], tangents: Tangents) -> tuple[list[Array], list[Array | None]]:
-        (x,), (z,), (moved,) = inputs, self.again(*inputs), tangents
+        (x,), (z,), (moved,) = inputs, self.reapply(*inputs), tangents
         assert moved is not None
         return [z], [TANGENTS[self.name](x, z, moved)]
 
     def vjp(self, inputs: list[Array], wanted: Flags) -> tuple[list[Array], Pull]:
-        (x,), (z,) = inputs, self.again(*inputs)
+        (x,), (z,) = inputs, self.reapply(*inputs)
 
         def pull(cotangents: Cotangents) -> list[Array | None]:
             _, transposed = backward(lambda moved: [TANGENTS[self.name](x, z, moved)], [mnp.zeros_like(x)])
@@ -49,7 +49,7 @@ class _Derived:
         return [z], pull
 
     def vmap(self, size: int, inputs: list[Array], batched: Sequence[bool]) -> tuple[list[Array], list[bool]]:
-        return self.again(*inputs), [True]
+        return self.reapply(*inputs), [True]
 
 
 def _det(x: Array, z: Array, moved: Array) -> Array:

@@ -49,7 +49,7 @@ def stop_gradient(x: PyTree) -> PyTree:
     >>> mesh.grad(lambda x: x * mesh.stop_gradient(x))(mnp.asarray(3.0))
     Array(3., dtype=float32)
     """
-    return tree.map(lambda leaf: _STOP.again(as_array(leaf, "x"))[0], x)
+    return tree.map(lambda leaf: _STOP.reapply(as_array(leaf, "x"))[0], x)
 
 
 def custom_vjp(fn: Function, forward: Function, backward: Function) -> Function:
@@ -159,17 +159,17 @@ class _Stop:
 
     name = "stop_gradient"
 
-    def again(self, *inputs: Array) -> list[Array]:
+    def reapply(self, *inputs: Array) -> list[Array]:
         return marked(self, inputs, inputs)
 
     def vjp(self, inputs: list[Array], wanted: Flags) -> tuple[list[Array], Pull]:
-        return self.again(*inputs), lambda cotangents: [None]
+        return self.reapply(*inputs), lambda cotangents: [None]
 
     def jvp(self, inputs: list[Array], tangents: Tangents) -> tuple[list[Array], list[Array | None]]:
-        return self.again(*inputs), [None]
+        return self.reapply(*inputs), [None]
 
     def vmap(self, size: int, inputs: list[Array], batched: Flags) -> tuple[list[Array], list[bool]]:
-        return self.again(*inputs), list(batched)
+        return self.reapply(*inputs), list(batched)
 
 
 _STOP = _Stop()
@@ -188,7 +188,7 @@ class _CustomVjp:
 
     name = "custom_vjp"
 
-    def again(self, *inputs: Array) -> list[Array]:
+    def reapply(self, *inputs: Array) -> list[Array]:
         return marked(self, inputs, self.primal.call(*inputs))
 
     def vjp(self, inputs: list[Array], wanted: Flags) -> tuple[list[Array], Pull]:
@@ -231,7 +231,7 @@ class _CustomVjp:
         types = [tensor.type for tensor in (*forward.outputs[count:], *primal.outputs)]
         backward = run(back, [*types, *[array.type for array in inputs[own:]]])
         mark = _CustomVjp(primal, forward, backward, self.places, self.captured)
-        return mark.again(*inputs), [True] * count
+        return mark.reapply(*inputs), [True] * count
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,7 +246,7 @@ class _CustomJvp:
 
     name = "custom_jvp"
 
-    def again(self, *inputs: Array) -> list[Array]:
+    def reapply(self, *inputs: Array) -> list[Array]:
         return marked(self, inputs, self.primal.call(*inputs))
 
     def vjp(self, inputs: list[Array], wanted: Flags) -> tuple[list[Array], Pull]:
@@ -281,7 +281,7 @@ class _CustomJvp:
         primal = run_like(_batch_of_all(self.primal, size, batched), inputs)
         moved = run_like(_batch_of_all(self.moved, size, flags), operands)
         mark = _CustomJvp(primal, moved, self.moving, self.captured)
-        return mark.again(*inputs), [True] * len(self.primal.outputs)
+        return mark.reapply(*inputs), [True] * len(self.primal.outputs)
 
 
 # -- helpers ----------------------------------------------------------------------------------------------
@@ -376,7 +376,7 @@ def _with_tangents(tangent: Function, flat: Flat, moving: Sequence[int]) -> Call
 
 
 def _applied(mark: _CustomVjp | _CustomJvp, flat: Flat, captured: Sequence[Any]) -> Any:
-    return tree.unflatten(flat.out_tree, mark.again(*flat.arrays, *[Array(tensor) for tensor in captured]))
+    return tree.unflatten(flat.out_tree, mark.reapply(*flat.arrays, *[Array(tensor) for tensor in captured]))
 
 
 def _pair(made: Any, what: str, second: str) -> tuple[Any, Any]:

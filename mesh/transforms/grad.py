@@ -20,7 +20,7 @@ from wire.errors import InputError
 from .. import numpy as mnp
 from .. import tree
 from ..core.array import Array, literal
-from ..core.call_arguments import apart, check_call, taken
+from ..core.call_arguments import check_call, merge_arguments, split_arguments
 from ..tree import PyTree
 from ..util.annotation_checks import truth
 from ..util.argument_checks import check_function, integer, items
@@ -328,7 +328,7 @@ def _of_arguments(
     fn: Function, argnums: Sequence[int], args: Sequence[Any], keywords: Mapping[str, Any], has_aux: bool
 ) -> Flat:
     """`fn` as a function of some of its arguments."""
-    args, keywords = apart(taken(fn, args, keywords))
+    args, keywords = split_arguments(merge_arguments(fn, args, keywords))
     check_call(fn, args, keywords)
     for place in argnums:
         if not -len(args) <= place < len(args):

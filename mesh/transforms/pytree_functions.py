@@ -13,7 +13,7 @@ from wire.ir.types import TensorType
 
 from .. import tree
 from ..core.array import WIDER, Array, literal, strong
-from ..core.call_arguments import apart, called, check_call
+from ..core.call_arguments import call_with, check_call, split_arguments
 from ..core.handle import Handle
 from ..numpy.creation import zeros_like
 from ..numpy.promotion import asarray, cast, is_python_scalar
@@ -24,7 +24,7 @@ from .step_list import Function, Inner, run
 
 
 class Flat:
-    """`fn` as a function of the leaves of its first arguments, which are as `calls.taken` has them.
+    """`fn` as a function of the leaves of its first arguments, which are as `merge_arguments` returns them.
 
     Once it was `run`, those of Python's floats among `arrays` have 64 bits that its results need so; `fn` sees them as
     numbers, which are float32 by default.
@@ -42,7 +42,7 @@ class Flat:
         roots: Sequence[str] = (),
     ) -> None:
         leaves, self.in_tree = tree.flatten(tuple(args))
-        placed, by_name = apart(args)
+        placed, by_name = split_arguments(args)
         check_call(fn, placed, {**by_name, **(keywords or {})})
         self.names = argument_names(fn, self.in_tree) if not roots else [
             tree.join(root, path)
@@ -57,7 +57,7 @@ class Flat:
 
     def __call__(self, *leaves: Array) -> list[Array]:
         """The leaves of the result, then those of aux."""
-        result = called(self._fn, self.arguments(leaves))
+        result = call_with(self._fn, self.arguments(leaves))
         aux = ()
         if self._has_aux:
             if not isinstance(result, tuple) or len(result) != 2:

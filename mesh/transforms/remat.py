@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import tree
 from ..core.array import Array, apply
-from ..core.call_arguments import taken
+from ..core.call_arguments import merge_arguments
 from ..tree import PyTree
 from ..util.argument_checks import check_function
 from .jvp_rules import Tangents, forward_of
@@ -52,11 +52,11 @@ def remat(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(fn)
     def function(*args: PyTree, **keywords: PyTree) -> PyTree:
-        flat = Flat(fn, taken(fn, args, keywords))
+        flat = Flat(fn, merge_arguments(fn, args, keywords))
         inner = flat.run()
         captured = captured_by(inner)
         mark = _Remat(inner.taking(captured))
-        results = mark.again(*flat.arrays, *[Array(tensor) for tensor in captured])
+        results = mark.reapply(*flat.arrays, *[Array(tensor) for tensor in captured])
         return tree.unflatten(flat.out_tree, results)
 
     return function
@@ -75,7 +75,7 @@ class _Remat:
 
     name = "remat"
 
-    def again(self, *inputs: Array) -> list[Array]:
+    def reapply(self, *inputs: Array) -> list[Array]:
         return marked(self, inputs, self.inner.call(*inputs))
 
     def vjp(self, inputs: list[Array], wanted: Flags) -> tuple[list[Array], Pull]:
@@ -86,7 +86,7 @@ class _Remat:
             every = [cotangent for cotangent in pulled if cotangent is not None]
             return [None if one is None else _behind(one, every) for one in pulled]
 
-        return self.again(*inputs), pull
+        return self.reapply(*inputs), pull
 
     def jvp(self, inputs: list[Array], tangents: Tangents) -> tuple[list[Array], list[Array | None]]:
         return forward_of(self.inner, inputs, tangents)
@@ -99,7 +99,7 @@ class _Remat:
             return results
 
         mark = _Remat(run_like(function, inputs))
-        return mark.again(*inputs), flags
+        return mark.reapply(*inputs), flags
 
 
 def _behind(array: Array, others: list[Array]) -> Array:

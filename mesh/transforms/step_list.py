@@ -59,7 +59,7 @@ class Mark(Protocol):
 
     name: str
 
-    def again(self, *inputs: Array) -> list[Array]:
+    def reapply(self, *inputs: Array) -> list[Array]:
         """The marked results, of other operands of the same types."""
         ...
 
@@ -203,7 +203,7 @@ def looked_up(tensors: Sequence[Tensor], environment: Mapping[int, Array]) -> li
 def rebuilt(step: Step, inputs: Sequence[Array]) -> list[Array]:
     """The step's results, of other operands of the same types."""
     if step.mark is not None:
-        results = step.mark.again(*inputs)
+        results = step.mark.reapply(*inputs)
         return [results[place] for place, _ in step.outputs]
     tensors = tuple([array.tensor for array in inputs])
     return [

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from wire.errors import InputError
 
-from .argument_checks import check_function, integer, said
+from .argument_checks import check_function, integer, value_text
 
 F = TypeVar("F", bound=Callable[..., Any])
 Check = Callable[[Any, str], Any]  # of a value and what it is called: the value as the function wants it
@@ -88,7 +88,7 @@ def truth(value: Any, what: str) -> bool:
         return bool(value)
     if type(value).__name__ == "bool":  # numpy's
         return bool(value)
-    raise InputError(f"{what} is True or False, not {said(value)}")
+    raise InputError(f"{what} is True or False, not {value_text(value)}")
 
 
 def text(value: Any, what: str) -> str:
@@ -99,14 +99,14 @@ def text(value: Any, what: str) -> str:
 def path(value: Any, what: str) -> Any:
     """The path of a file."""
     if not isinstance(value, str | os.PathLike):
-        raise InputError(f"{what} is the path of a file, not {said(value)}")
+        raise InputError(f"{what} is the path of a file, not {value_text(value)}")
     return value
 
 
 def instance(value: Any, what: str, cls: type, kind: str = "") -> Any:
     """An instance of a class."""
     if not isinstance(value, cls):
-        raise InputError(f"{what} is {kind or f'of the class {cls.__name__}'}, not {said(value)}")
+        raise InputError(f"{what} is {kind or f'of the class {cls.__name__}'}, not {value_text(value)}")
     return value
 
 
@@ -117,15 +117,15 @@ def whole(value: Any, what: str) -> int:
     try:
         return operator.index(value)
     except TypeError:
-        raise InputError(f"{what} is an int, not {said(value)}") from None
+        raise InputError(f"{what} is an int, not {value_text(value)}") from None
 
 
 def real(value: Any, what: str) -> Any:
     """A number, which may be infinite, or an array without dimensions, whose value may not be known yet."""
     if isinstance(value, bool) or not (isinstance(value, numbers.Real) or _is_number(value)):
-        raise InputError(f"{what} is a number, not {said(value)}")
+        raise InputError(f"{what} is a number, not {value_text(value)}")
     if isinstance(value, numbers.Integral) and abs(int(value)) >> 1023:
-        raise InputError(f"{what} is a number that a float can hold, not {said(value)}")
+        raise InputError(f"{what} is a number that a float can hold, not {value_text(value)}")
     return value
 
 
@@ -135,13 +135,13 @@ def wholes(value: Any, what: str) -> Any:
         return several(whole, value, what)
     if isinstance(value, numbers.Integral) or hasattr(value, "__index__"):
         return whole(value, what)
-    raise InputError(f"{what} is an int or a list of ints, not {said(value)}")
+    raise InputError(f"{what} is an int or a list of ints, not {value_text(value)}")
 
 
 def several(check: Check, value: Any, what: str) -> tuple[Any, ...]:
     """A tuple of things of one kind."""
     if not _has_several(value):
-        raise InputError(f"{what} is a list, not {said(value)}")
+        raise InputError(f"{what} is a list, not {value_text(value)}")
     return tuple([check(item, what) for item in value])
 
 

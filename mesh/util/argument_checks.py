@@ -19,11 +19,11 @@ from .units import counted
 def integer(value: Any, what: str, least: int | None = None, below: int | None = None) -> int:
     """An int, `least` or more and `below` something; numpy's are taken, True and False are not."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise InputError(f"{what} is an int, not {said(value)}")
+        raise InputError(f"{what} is an int, not {value_text(value)}")
     whole = int(value)
     if (least is not None and whole < least) or (below is not None and whole >= below):
         fits = f"from {least}" if below is None else f"from {least or 0} to {below - 1}"
-        raise InputError(f"{what} is an int {fits}, not {said(whole)}")
+        raise InputError(f"{what} is an int {fits}, not {value_text(whole)}")
     return whole
 
 
@@ -35,7 +35,7 @@ def native(value: Any) -> Any:
 def number(value: Any, what: str, least: float = -math.inf) -> float:
     """A number that is neither NaN nor infinite, `least` or more."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise InputError(f"{what} is a number, not {said(value)}")
+        raise InputError(f"{what} is a number, not {value_text(value)}")
     try:
         real = float(value)
     except OverflowError:
@@ -52,7 +52,7 @@ def check_number(value: Any, what: str, least: float = -math.inf, below: float =
     Arrays, whose values may not be known yet, pass.
     """
     if isinstance(value, str | bytes | bool | None | list | tuple | dict):
-        raise InputError(f"{what} is a number, not {said(value)}")
+        raise InputError(f"{what} is a number, not {value_text(value)}")
     if isinstance(value, numbers.Real) and number(value, what, least) >= below:
         raise InputError(f"{what} is a number from {least:g} to below {below:g}, not {value}")
 
@@ -73,7 +73,7 @@ def pairs_of(pairs: Any, ranks: int) -> list[tuple[int, int]]:
     for pair in items(pairs, "the pairs of permute are (source, destination), of which"):
         ends = items(pair, "a pair of permute is (source, destination), of which")
         if len(ends) != 2:
-            raise InputError(f"a pair of permute is (source, destination), not {said(pair)}")
+            raise InputError(f"a pair of permute is (source, destination), not {value_text(pair)}")
         source, destination = (integer(end, "a rank of permute") for end in ends)
         if not (0 <= source < ranks and 0 <= destination < ranks):
             raise InputError(f"permute from {source} to {destination}: the group has {ranks} ranks")
@@ -88,17 +88,17 @@ def pairs_of(pairs: Any, ranks: int) -> list[tuple[int, int]]:
 def items(value: Any, what: str) -> Sequence[Any]:
     """A list of something that has several."""
     if isinstance(value, str | bytes | dict) or not isinstance(value, Iterable):
-        raise InputError(f"{what} a list is given, not {said(value)}")
+        raise InputError(f"{what} a list is given, not {value_text(value)}")
     return list(value)
 
 
 def check_function(value: Any, what: str) -> None:
     """Raise InputError for what cannot be called."""
     if not callable(value):
-        raise InputError(f"{what} is a function, not {said(value)}")
+        raise InputError(f"{what} is a function, not {value_text(value)}")
 
 
-def said(value: Any) -> str:
+def value_text(value: Any) -> str:
     """A value in a message."""
     if isinstance(value, int) and value.bit_length() > 256:
         return f"an integer of {value.bit_length()} bits"  # Python writes no digits of very large ones

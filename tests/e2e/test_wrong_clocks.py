@@ -123,7 +123,7 @@ async def closed(store: JobStore) -> None:
 @pytest.mark.parametrize("epoch", [1, 2**52])
 def test_a_worker_serves_a_coordinator_after_one_whose_clock_was_ten_years_ahead(epoch: int) -> None:
     lease = Lease(600.0)
-    asked = [ev.JoinAsked(f"n{at}", at, f"c{at}", each, 0.1, 1.5) for at, each in enumerate((2**52, epoch))]
+    asked = [ev.JoinRequested(f"n{at}", at, f"c{at}", each, 0.1, 1.5) for at, each in enumerate((2**52, epoch))]
     assert lease.refusal(asked[0]) is None
     lease.joined(asked[0], 0.0)
     lease.lapsed = True

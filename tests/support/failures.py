@@ -72,7 +72,7 @@ def all_paused() -> MeshError:
 def paused_at_its_machine() -> MeshError:
     drive = worker.Driver()
     drive(ev.PauseFileChanged(MACHINE))
-    return worker.one(ev.Refuse, drive(ev.PauseAsked(worker.COORD, drive.request(), False))).error
+    return worker.one(ev.Refuse, drive(ev.PauseRequested(worker.COORD, drive.request(), False))).error
 
 
 def host_died() -> MeshError:

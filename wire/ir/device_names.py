@@ -33,7 +33,7 @@ class DeviceName:
         )
 
     @property
-    def said(self) -> str:
+    def text(self) -> str:
         """The text by which a program names it: `cpu`, `accelerator 2`, `NAME` or `NAME:INDEX`."""
         if self.kind != "worker":
             return str(self)

@@ -37,11 +37,11 @@ from ..timeouts import DEFAULT_TIMEOUTS, Timeouts
 from .credentials import Credentials
 from .join_protocol import (
     Admitted,
-    Asked,
     Authority,
     Grant,
     JoiningCoordinator,
     JoiningNode,
+    JoinRequested,
     Listening,
     NodeAction,
     Refusal,
@@ -67,7 +67,7 @@ JOIN_AGAIN = {WORKER: "mesh-worker join here"} | dict.fromkeys(ASKING, "mesh-coo
 class Admission(Protocol):
     """The authority decides who is let in.  Its methods write files and so are called in a thread."""
 
-    def admit(self, asked: Asked, host: str) -> Grant | Refusal:
+    def admit(self, asked: JoinRequested, host: str) -> Grant | Refusal:
         """Answer a node with a token."""
 
     def renew(self, certificate: bytes, host: str) -> Grant | Refusal:
@@ -149,7 +149,7 @@ class JoinPort:
         if greeted := self._greeted.get(origin_of(host)):
             greeted.popleft().cancel()
         await asyncio.sleep(self._gate.delay_s(host, asyncio.get_running_loop().time()))
-        if isinstance(question, Asked):
+        if isinstance(question, JoinRequested):
             decision = await asyncio.to_thread(self._admission.admit, question, host)
         else:
             certificate = peer_certificate(writer)

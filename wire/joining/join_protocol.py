@@ -418,7 +418,7 @@ def _same_version(where: str, frame: Authority) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class JoinRequested:
     """A node asks to be let in.  Whoever decides looks up the token's key and first of all calls `is_proved_by`."""
 
     ask: Ask
@@ -429,7 +429,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class RenewalAsked:
+class RenewalRequested:
     """A member asks for a new certificate; who it is, TLS knows."""
 
 
@@ -443,14 +443,14 @@ class JoiningCoordinator:
     def connected(self) -> list[Send]:
         return [Send(encode(Authority(VERSION, self._authority)))]
 
-    def received(self, data: bytes) -> Asked | RenewalAsked | None:
+    def received(self, data: bytes) -> JoinRequested | RenewalRequested | None:
         """The question, once it is complete; ProtocolError for anything else."""
         for frame in self._inbox.feed(data):
             if not isinstance(frame, Ask | Renew):
                 raise ProtocolError("a caller answers where it should ask")
             if frame.version != VERSION:
                 raise ProtocolError(f"a caller asks by version {frame.version}")
-            return Asked(frame, self._leaf) if isinstance(frame, Ask) else RenewalAsked()
+            return JoinRequested(frame, self._leaf) if isinstance(frame, Ask) else RenewalRequested()
         return None
 
     def answer(self, decision: Grant | Refusal) -> list[Send]:

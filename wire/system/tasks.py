@@ -1,4 +1,4 @@
-"""Tasks of a shell: whatever one of them raises, somebody is told.
+"""Tasks of a shell: whatever one of them raises reaches somebody.
 
 A task that ends in silence leaves those waiting who count on what it was to bring.  So every task of a shell is begun
 here, and says with `failed` which event its failure is; a foreign exception comes as the MeshError it means.  What
@@ -35,13 +35,13 @@ class Tasks:
         return len(self._running)
 
     def run(self, what: str, work: Coroutine[Any, Any, T], failed: Failed) -> asyncio.Task[T]:
-        """Begin with `work`, soon.  If it raises, `failed` is told, and so is whoever awaits the task; `what` is what
-        it does, for people.  One that is cancelled tells nobody: whoever cancels it knows."""
-        return self._begin(_told(what, work, failed), work)
+        """Begin with `work`, soon.  If it raises, `failed` is called with the error, and whoever awaits the task gets
+        it too; `what` names the work in log lines.  A task that is cancelled reports nothing."""
+        return self._begin(_reported(what, work, failed), work)
 
     def keep(self, what: str, serve: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
         """Begin with `serve()`, and again whenever it fails, until it returns or the task is cancelled."""
-        return self._begin(_kept(what, serve))
+        return self._begin(_restarted(what, serve))
 
     def cancel(self) -> None:
         """Stop them all."""
@@ -75,7 +75,7 @@ async def together(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     return [task.result() for task in tasks]
 
 
-async def _told(what: str, work: Coroutine[Any, Any, T], failed: Failed) -> T:
+async def _reported(what: str, work: Coroutine[Any, Any, T], failed: Failed) -> T:
     try:
         return await work
     except MeshError as known:
@@ -87,7 +87,7 @@ async def _told(what: str, work: Coroutine[Any, Any, T], failed: Failed) -> T:
         raise error from fault
 
 
-async def _kept(what: str, serve: Callable[[], Coroutine[Any, Any, None]]) -> None:
+async def _restarted(what: str, serve: Callable[[], Coroutine[Any, Any, None]]) -> None:
     before = ""
     while True:
         try:
@@ -109,7 +109,7 @@ def isolated(what: str) -> Iterator[None]:
 
 
 def as_error(what: str, fault: Exception) -> MeshError:
-    """The error that others are told: an error itself, or the cause of a fault of this process, which is logged."""
+    """The error that others get: an error itself, or the cause of a fault of this process, which is logged."""
     if isinstance(fault, MeshError):
         return fault
     log.error(what, exc_info=fault)

@@ -100,7 +100,7 @@ def _handed(link: Link, shared: SharedDir, name: str, size_bytes: int) -> str:
     return name
 
 
-def apart(arrays: Iterable[NDArray[Any]]) -> list[bool]:
+def sent_separately(arrays: Iterable[NDArray[Any]]) -> list[bool]:
     """Tell which tensors of one message do not travel in it: large ones, and those for which the others leave no
     room."""
     separate, room_bytes = [], INLINE_TOTAL_BYTES_MAX
@@ -290,10 +290,11 @@ class BlobExchange:
             expected.arrived.set_exception(NodeLost("the stream broke off", cause=str(error)))
 
     @staticmethod
-    def named(name: str, array: NDArray[Any], apart: bool, address: bytes | None = None) -> NamedValue:
-        """A NamedValue for a tensor: inline or, `apart`, its address, under which the other side will ask for it."""
+    def named(name: str, array: NDArray[Any], sent_separately: bool, address: bytes | None = None) -> NamedValue:
+        """A NamedValue for a tensor: inline or, `sent_separately`, its address, under which the other side will ask for
+        it."""
         dtype = dtype_of(array).name
-        if not apart:
+        if not sent_separately:
             return NamedValue(name, dtype, array.shape, tensor_bytes(array).tobytes())
         return NamedValue(name, dtype, array.shape, None, address or hash_array(array))
 

@@ -51,11 +51,11 @@ def open_rank(
     writers = [channel.writer for channel in peers.values() if not channel.bridged]
     if arena is not None:
         channels.arena = SharedArena(*arena, writers)
-    crowded = is_crowded(1 + len(writers))
-    return RankCollectives(channels, gang.axes, gang.sizes, gang.rank, gang.bytes_per_s, progress, crowded)
+    oversubscribed = is_oversubscribed(1 + len(writers))
+    return RankCollectives(channels, gang.axes, gang.sizes, gang.rank, gang.bytes_per_s, progress, oversubscribed)
 
 
-def is_crowded(ranks: int) -> bool:
+def is_oversubscribed(ranks: int) -> bool:
     """Whether so many ranks on this machine have fewer than two cores each: one to compute, and one to move bytes."""
     return 2 * ranks > core_count()
 

@@ -37,9 +37,9 @@ class RankCollectives:
         rank: int,
         bytes_per_s: Sequence[float] = (),
         progress: Progress | None = None,
-        crowded: bool = False,
+        oversubscribed: bool = False,
     ) -> None:
-        self.crowded = crowded
+        self.oversubscribed = oversubscribed
         self._channels = channels
         self._axes = axes
         self._sizes = sizes

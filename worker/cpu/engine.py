@@ -46,7 +46,8 @@ from .structural import STRUCTURAL
 KERNELS: dict[str, Kernel] = {**ELEMENTWISE, **STRUCTURAL, **MATRICES}
 SEVERAL: dict[str, Several] = {**CONTROL, **FACTORISATIONS}
 # In these every rank needs what every other one sends, so none is held up alone by one that sends when it needs the
-# result.  Where ranks are crowded that is sooner: a thread that sends meanwhile takes the core of one that computes.
+# result.  Where ranks oversubscribe the cores that is sooner: a thread that sends meanwhile takes a core from one that
+# computes.
 MUTUAL = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all"})
 OVER_BYTES_MIN = 1 << 14  # of a result that is written over an operand
 LANE, EXCHANGES = "numpy", "exchanges"  # the names of times: calls, and collectives, which overlap with them
@@ -480,7 +481,7 @@ class _Run:
         if self.collectives is None:
             raise ExecuteFailed("a collective outside of a gang", op=call.node.op)
         node, collectives = call.node, self.collectives
-        meanwhile = call.meanwhile and not (collectives.crowded and node.op in MUTUAL)
+        meanwhile = call.meanwhile and not (collectives.oversubscribed and node.op in MUTUAL)
         return collectives.start(node.op, node.attrs, operands[0] if operands else None, meanwhile)
 
     def _turned(self, call: _Turn, operands: list[HostArray]) -> list[HostArray]:

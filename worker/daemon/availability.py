@@ -50,7 +50,7 @@ class Availability:
 
     def sleep(self) -> None:
         """The machine is about to sleep: hand the work back, and be nobody's until `wake`."""
-        self._shell.feed(ev.SleepAsked())
+        self._shell.feed(ev.SleepRequested())
 
     def wake(self, announced: bool = True) -> None:
         """The machine is awake, or seems to have been away: find the coordinator at once."""

@@ -150,9 +150,9 @@ class Daemon:
         config, shell = self._config, self.shell
         self._hosts = hosts = EngineHosts(
             config, self._environment, self._folder.name, self._shared, config.kernel_folder, self._store.folders,
-            lambda host, message: self._devices.said(host, message),
-            lambda host, error: self._devices.lost(host, error),
-            lambda device: self._devices.back(device),
+            lambda host, message: self._devices.on_message(host, message),
+            lambda host, error: self._devices.on_lost(host, error),
+            lambda device: self._devices.on_restarted(device),
         )  # fmt: skip
         real = self._environment.signals
         hand = hosts.hand if descriptors.POSSIBLE else None
@@ -246,7 +246,7 @@ class Daemon:
     def leave(self, reason: str) -> None:
         """Hand unfinished work back and end, as on SIGTERM."""
         if self.shell.machine is not None:
-            self.shell.feed(ev.DrainAsked(reason))
+            self.shell.feed(ev.DrainRequested(reason))
         elif not self._stopped.done():
             self._stopped.set_result(0)
 

@@ -127,7 +127,7 @@ class DeviceWork:
 
     # -- from hosts
 
-    def said(self, host: EngineHost, message: hm.FromHost) -> None:
+    def on_message(self, host: EngineHost, message: hm.FromHost) -> None:
         """A host says something."""
         device = host.device
         match message:
@@ -150,7 +150,7 @@ class DeviceWork:
             case hm.PrepareFailed(prepared, error):
                 self._shell.feed(ev.PrepareFailed(prepared, from_fields(error)))
 
-    def lost(self, host: EngineHost, error: MeshError) -> None:
+    def on_lost(self, host: EngineHost, error: MeshError) -> None:
         """A host died, or hangs."""
         log.error("device %d: %s", host.device, error)
         error.log_lines = tuple(self._log_lines)[-LOG_LINES_MAX:]
@@ -159,6 +159,6 @@ class DeviceWork:
             remove(self._shared.path, name)
         self._shell.feed(ev.HostLost(host.device, error))
 
-    def back(self, device: int) -> None:
+    def on_restarted(self, device: int) -> None:
         """Another host is in the place of a lost one."""
         self._shell.feed(ev.HostReady(device))

@@ -28,9 +28,9 @@ log = logging.getLogger("graph_mesh.worker")
 
 
 class EngineHosts:
-    """`content` are the folders that hosts may read.  `hosts` are those of the worker's devices, by their
-    numbers, once they are open.  `said` takes what they say, `lost` hears of each that is lost, and `back` of each that
-    serves again."""
+    """`content` are the folders that hosts may read.  `hosts` are those of the worker's devices, by their numbers, once
+    they are open.  `on_message` takes what they say, `on_lost` hears of each that is lost, and `on_restarted` of each
+    that serves again."""
 
     def __init__(
         self,
@@ -40,9 +40,9 @@ class EngineHosts:
         shared: SharedDir,
         kernels: Path,
         content: Sequence[Path],
-        said: OnMessage,
-        lost: OnLost,
-        back: Callable[[int], None],
+        on_message: OnMessage,
+        on_lost: OnLost,
+        on_restarted: Callable[[int], None],
     ) -> None:
         self.hosts: list[EngineHost] = []
         self.without_gpu = ""  # why there is no GPU among them
@@ -53,7 +53,7 @@ class EngineHosts:
         self._shared = shared
         self._kernels = kernels
         self._content = content
-        self._said, self._lost, self._back = said, lost, back
+        self._on_message, self._on_lost, self._on_restarted = on_message, on_lost, on_restarted
 
     def tell(self, device: int, message: hm.ToHost) -> None:
         """Give the host of a device a message."""
@@ -119,11 +119,11 @@ class EngineHosts:
         answer = await host.opened
         if isinstance(answer, hm.Opened) and answer.device is not None:
             log.info("device %d is back", device)
-            self._back(device)
+            self._on_restarted(device)
             return
         host.kill()
         gone: MeshError = DeviceLost(f"there is no {host.selection} now")
-        self._lost(host, from_fields(answer.error) if isinstance(answer, hm.OpenFailed) else gone)
+        self._on_lost(host, from_fields(answer.error) if isinstance(answer, hm.OpenFailed) else gone)
 
     def _host(self, selection: str) -> EngineHost:
         stop = self._shared.allocate(hm.STOP_BYTES)
@@ -142,4 +142,4 @@ class EngineHosts:
             readable=tuple(map(str, self._content)),
             caged=self._config.cage,
         )
-        return self._environment.host(opening, stop.buffer, self._config, self._said, self._lost)
+        return self._environment.host(opening, stop.buffer, self._config, self._on_message, self._on_lost)

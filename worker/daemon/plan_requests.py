@@ -95,7 +95,7 @@ class PlanRequests:
         peer, held = link.peer, self._held()
         plans = body.kept, body.earlier, body.epochs
         joined = await self._shell.ask(
-            lambda request: ev.JoinAsked(
+            lambda request: ev.JoinRequested(
                 peer.node_id, request, peer.name, body.epoch, body.beat_s, body.silence_s, held, *plans
             )
         )
@@ -103,26 +103,28 @@ class PlanRequests:
         return joined
 
     async def _deploy(self, link: Link, body: Deploy) -> Message:
-        return await self._shell.ask(lambda request: ev.DeployAsked(link.peer.node_id, request, body))
+        return await self._shell.ask(lambda request: ev.DeployRequested(link.peer.node_id, request, body))
 
     def _run(self, link: Link, body: Run) -> Outcome[Message]:
         here = (feed for feed in body.feeds if is_here(feed.value))
         feeds = tuple((feed.part, feed.slot, tensor_of(link, feed.value)) for feed in here)
         step = body.step, feeds, body.committed
-        return self._shell.put(lambda request: ev.RunAsked(link.peer.node_id, request, body.plan, *step))
+        return self._shell.put(lambda request: ev.RunRequested(link.peer.node_id, request, body.plan, *step))
 
     async def _drop(self, link: Link, body: Drop) -> Message:
         self._forget(body.plan)
-        return await self._shell.ask(lambda request: ev.DropAsked(link.peer.node_id, request, body.plan, body.free))
+        return await self._shell.ask(lambda request: ev.DropRequested(link.peer.node_id, request, body.plan, body.free))
 
     async def _snapshot(self, link: Link, body: Snapshot) -> Message:
-        return await self._shell.ask(lambda request: ev.SnapshotAsked(link.peer.node_id, request, body.plan, body.step))
+        return await self._shell.ask(
+            lambda request: ev.SnapshotRequested(link.peer.node_id, request, body.plan, body.step)
+        )
 
     async def _explain(self, link: Link, body: Explain) -> Message:
-        return await self._shell.ask(lambda request: ev.ExplainAsked(link.peer.node_id, request, body))
+        return await self._shell.ask(lambda request: ev.ExplainRequested(link.peer.node_id, request, body))
 
     async def _pause(self, link: Link, body: Pause) -> Message:
-        return await self._shell.ask(lambda request: ev.PauseAsked(link.peer.node_id, request, body.on))
+        return await self._shell.ask(lambda request: ev.PauseRequested(link.peer.node_id, request, body.on))
 
     # -- notifications
 
@@ -132,7 +134,7 @@ class PlanRequests:
 
     def _cancel(self, link: Link, body: CancelStep) -> None:
         self._forget(body.plan, body.step)
-        self._shell.feed(ev.CancelAsked(link.peer.node_id, body.plan, body.step))
+        self._shell.feed(ev.CancelRequested(link.peer.node_id, body.plan, body.step))
 
     def _suspected(self, link: Link, body: Suspected) -> None:
         self._shell.feed(ev.SuspectedBy(link.peer.node_id, body.incarnation))

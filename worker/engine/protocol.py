@@ -42,7 +42,7 @@ class Collectives(Protocol):
     """How a part of a gang reaches the other ranks (worker/collectives/)."""
 
     @property
-    def crowded(self) -> bool:
+    def oversubscribed(self) -> bool:
         """Whether the ranks of this machine leave no cores for threads of their own that move what they exchange."""
         ...
 

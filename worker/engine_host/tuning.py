@@ -114,7 +114,7 @@ class Tuning:
             beat_s=config.host_beat_s,
             caged=config.cage,
         )
-        self._host = HostProcess(opening, stop.buffer, config, self._said, self._lost, self._command)
+        self._host = HostProcess(opening, stop.buffer, config, self._on_message, self._lost, self._command)
         self._gone = False
         await self._host.start()
         answer = await self._host.opened
@@ -127,7 +127,7 @@ class Tuning:
             )
         return answer.device.info
 
-    def _said(self, host: HostProcess, message: hm.FromHost) -> None:
+    def _on_message(self, host: HostProcess, message: hm.FromHost) -> None:
         if isinstance(message, hm.TuneDone) and self._answer is not None and not self._answer.done():
             self._answer.set_result(message)
 

@@ -50,7 +50,7 @@ class Deployments:
 
     # -- from Deploy to Deployed
 
-    def deploy(self, event: ev.DeployAsked, refusal: MeshError | None, now: float) -> list[ev.Action]:
+    def deploy(self, event: ev.DeployRequested, refusal: MeshError | None, now: float) -> list[ev.Action]:
         """Begin a deploy, or refuse it: with `refusal`, or for a reason of its own."""
         deploy = event.deploy
         if deploy.plan in self._plans:
@@ -196,7 +196,7 @@ class Deployments:
         plan.request = None
         return self.drop(plan, Cancelled("the deploy was cancelled"))
 
-    def drop_asked(self, event: ev.DropAsked, now: float) -> list[ev.Action]:
+    def drop_asked(self, event: ev.DropRequested, now: float) -> list[ev.Action]:
         """Drop a plan for its coordinator, also one that has not come yet."""
         self._dropped.add(event.plan)
         actions: list[ev.Action] = []

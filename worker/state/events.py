@@ -60,7 +60,7 @@ def size_bytes_of(tensor: Tensor) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class JoinAsked:
+class JoinRequested:
     """`blobs` is what the store holds, most recent first.  A coordinator that had this worker before goes on with some
     plans: `kept` of this epoch, by generation, and `earlier` of those before it was started anew.  `epochs` are those
     that a coordinator with a standby goes on from, and its own."""
@@ -114,7 +114,7 @@ class LinkFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class DeployAsked:
+class DeployRequested:
     node: str
     request: int
     deploy: Deploy
@@ -150,7 +150,7 @@ class PrepareFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class RunAsked:
+class RunRequested:
     """`feeds` are (part, slot, tensor); inputs that follow as streams are not among them.  So many steps of the plan
     are `committed`."""
 
@@ -163,7 +163,7 @@ class RunAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class ExplainAsked:
+class ExplainRequested:
     """The coordinator wants to know the kernels of a part, which is measured in place of a step of its plan."""
 
     node: str
@@ -237,14 +237,14 @@ class PushFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class CancelAsked:
+class CancelRequested:
     node: str
     plan: PlanKey
     step: int
 
 
 @dataclass(frozen=True, slots=True)
-class DropAsked:
+class DropRequested:
     node: str
     request: int
     plan: PlanKey
@@ -252,7 +252,7 @@ class DropAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotAsked:
+class SnapshotRequested:
     """The coordinator wants what `step` carried among our blobs."""
 
     node: str
@@ -311,7 +311,7 @@ class HostReady:
 
 
 @dataclass(frozen=True, slots=True)
-class DrainAsked:
+class DrainRequested:
     """Hand everything back and go."""
 
     reason: str
@@ -325,7 +325,7 @@ class PauseFileChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class PauseAsked:
+class PauseRequested:
     """The coordinator wants this worker paused, or (`on` false) not any more."""
 
     node: str
@@ -334,7 +334,7 @@ class PauseAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class SleepAsked:
+class SleepRequested:
     """The machine is about to sleep."""
 
 
@@ -362,19 +362,19 @@ class MemoryLeft:
 
 
 Event = (
-    JoinAsked
+    JoinRequested
     | Heard
     | SuspectedBy
     | NodeLinked
     | NodeUnlinked
     | LinkFailed
-    | DeployAsked
+    | DeployRequested
     | BlobFound
     | BlobNotFound
     | PartPrepared
     | PrepareFailed
-    | RunAsked
-    | ExplainAsked
+    | RunRequested
+    | ExplainRequested
     | PartExplained
     | TensorArrived
     | TensorLost
@@ -382,9 +382,9 @@ Event = (
     | ExecuteFailed
     | PushSent
     | PushFailed
-    | CancelAsked
-    | DropAsked
-    | SnapshotAsked
+    | CancelRequested
+    | DropRequested
+    | SnapshotRequested
     | BlobMade
     | BlobNotMade
     | RequestGone
@@ -392,11 +392,11 @@ Event = (
     | ServedNotKept
     | HostLost
     | HostReady
-    | DrainAsked
+    | DrainRequested
     | MemoryLeft
     | PauseFileChanged
-    | PauseAsked
-    | SleepAsked
+    | PauseRequested
+    | SleepRequested
     | Woke
     | Tick
 )

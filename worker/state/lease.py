@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from wire.errors import Busy, InputError, MeshError, StaleGeneration
 
-from .events import JoinAsked
+from .events import JoinRequested
 
 BEAT_S_MIN, BEAT_S_MAX = 0.005, 3600.0  # what a coordinator may ask for
 ASK_SHARE = 1 / 4  # of the silence after which the lease lapses: then the coordinator is asked whether it lives
@@ -48,7 +48,7 @@ class Lease:
     _silence_s: float = 0.0  # 0: its lease does not lapse while its link stands
     _asked: bool = False  # since it was last heard
 
-    def refusal(self, event: JoinAsked) -> MeshError | None:
+    def refusal(self, event: JoinRequested) -> MeshError | None:
         """Why a coordinator cannot have this worker."""
         if not BEAT_S_MIN <= event.beat_s <= BEAT_S_MAX:
             return InputError(f"a heartbeat of {event.beat_s} s is not within reason")
@@ -64,20 +64,20 @@ class Lease:
             return StaleGeneration(f"epoch {event.epoch} is over, {self._last.epoch} began")
         return None
 
-    def _is_had_by(self, event: JoinAsked) -> bool:
+    def _is_had_by(self, event: JoinRequested) -> bool:
         """Whether the coordinator that joins is the owner's node, or goes on from the owner."""
         owner = self.owner
         return owner is not None and (owner.node == event.node or owner.epoch in event.epochs)
 
-    def continues(self, event: JoinAsked) -> bool:
+    def continues(self, event: JoinRequested) -> bool:
         """Whether the coordinator that joins may go on with the owner's plans: its next process, or its standby."""
         return self._is_had_by(event) and bool(event.earlier)
 
-    def is_back(self, event: JoinAsked) -> bool:
+    def is_back(self, event: JoinRequested) -> bool:
         """Whether the coordinator that joins is the owner already: the same process joins again."""
         return self.owner is not None and (self.owner.node, self.owner.epoch) == (event.node, event.epoch)
 
-    def joined(self, event: JoinAsked, now: float) -> None:
+    def joined(self, event: JoinRequested, now: float) -> None:
         self.owner = self._last = Owner(event.node, event.name, event.epoch)
         self._linked, self._closing, self.lapsed = True, False, False
         self._heard_s, self._silence_s, self._asked = now, event.silence_s, False

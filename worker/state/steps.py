@@ -72,7 +72,7 @@ class Steps:
 
     # -- inputs
 
-    def run(self, event: ev.RunAsked, refusal: MeshError | None, now: float) -> list[ev.Action]:
+    def run(self, event: ev.RunRequested, refusal: MeshError | None, now: float) -> list[ev.Action]:
         """Begin a step, or refuse it: with `refusal`, or for a reason of its own."""
         plan = self._plans.get(event.plan)
         error = refusal
@@ -102,7 +102,7 @@ class Steps:
         committed, outgrown = plan.commit(event.committed)
         return [*actions, *committed, *self._plans.unpin(outgrown, plan), *self._finish(plan, event.step, now)]
 
-    def explain(self, event: ev.ExplainAsked, refusal: MeshError | None, now: float) -> list[ev.Action]:
+    def explain(self, event: ev.ExplainRequested, refusal: MeshError | None, now: float) -> list[ev.Action]:
         """Have a part explained in place of a step, or refuse it: with `refusal`, or for a reason of its own."""
         question = event.question
         plan = self._plans.get(question.plan)

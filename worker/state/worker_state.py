@@ -63,19 +63,19 @@ class WorkerState:
         self._snapshots = SnapshotRequests()
         steps, deployments = self._steps, self._deployments
         self._handlers: dict[type, Handler] = {
-            ev.JoinAsked: self._join_asked,
+            ev.JoinRequested: self._join_asked,
             ev.Heard: self._heard,
             ev.SuspectedBy: self._suspected_by,
             ev.NodeLinked: self._node_linked,
             ev.NodeUnlinked: self._node_unlinked,
             ev.LinkFailed: deployments.link_failed,
-            ev.DeployAsked: self._deploy_asked,
+            ev.DeployRequested: self._deploy_asked,
             ev.BlobFound: deployments.blob_found,
             ev.BlobNotFound: deployments.blob_not_found,
             ev.PartPrepared: deployments.part_prepared,
             ev.PrepareFailed: self._prepare_failed,
-            ev.RunAsked: self._run_asked,
-            ev.ExplainAsked: self._explain_asked,
+            ev.RunRequested: self._run_asked,
+            ev.ExplainRequested: self._explain_asked,
             ev.PartExplained: steps.explained,
             ev.TensorArrived: self._tensor_arrived,
             ev.TensorLost: lambda event, now: steps.give_up(event.plan, event.step, event.error, now),
@@ -83,9 +83,9 @@ class WorkerState:
             ev.ExecuteFailed: self._execute_failed,
             ev.PushSent: steps.push_sent,
             ev.PushFailed: steps.push_failed,
-            ev.CancelAsked: self._cancel_asked,
-            ev.DropAsked: self._drop_asked,
-            ev.SnapshotAsked: self._snapshot_asked,
+            ev.CancelRequested: self._cancel_asked,
+            ev.DropRequested: self._drop_asked,
+            ev.SnapshotRequested: self._snapshot_asked,
             ev.BlobMade: self._snapshots.blob_made,
             ev.BlobNotMade: self._snapshots.blob_failed,
             ev.RequestGone: self._request_gone,
@@ -93,11 +93,11 @@ class WorkerState:
             ev.ServedNotKept: self._served_not_kept,
             ev.HostLost: self._losses.lost,
             ev.HostReady: self._losses.ready,
-            ev.DrainAsked: lambda event, now: self._leave(event.reason, EXIT_DRAINED, now),
+            ev.DrainRequested: lambda event, now: self._leave(event.reason, EXIT_DRAINED, now),
             ev.MemoryLeft: self._memory_left,
             ev.PauseFileChanged: lambda event, now: self._set_pause(event.by, now),
-            ev.PauseAsked: self._pause_asked,
-            ev.SleepAsked: self._sleep_asked,
+            ev.PauseRequested: self._pause_asked,
+            ev.SleepRequested: self._sleep_asked,
             ev.Woke: self._woke,
             ev.Tick: self._tick,
         }
@@ -180,7 +180,7 @@ class WorkerState:
 
     # -- the owner
 
-    def _join_asked(self, event: ev.JoinAsked, now: float) -> list[ev.Action]:
+    def _join_asked(self, event: ev.JoinRequested, now: float) -> list[ev.Action]:
         refusal = self._availability.unavailable() or self._lease.refusal(event)
         if refusal is not None:
             return [ev.Refuse(event.request, refusal)]
@@ -230,7 +230,9 @@ class WorkerState:
         self._joining = [join for join in self._joining if join.epoch != epoch]
         return ended
 
-    def _heard(self, event: ev.Heard | ev.SuspectedBy | ev.RunAsked | ev.TensorArrived, now: float) -> list[ev.Action]:
+    def _heard(
+        self, event: ev.Heard | ev.SuspectedBy | ev.RunRequested | ev.TensorArrived, now: float
+    ) -> list[ev.Action]:
         if not (silent_s := self._lease.heard(event.node, now)):
             return []
         self.log.add(now, f"the coordinator is back after {silent_s:.1f} s")
@@ -332,29 +334,29 @@ class WorkerState:
 
     # -- plans and steps
 
-    def _deploy_asked(self, event: ev.DeployAsked, now: float) -> list[ev.Action]:
+    def _deploy_asked(self, event: ev.DeployRequested, now: float) -> list[ev.Action]:
         return self._deployments.deploy(event, self._refusal(event.node, event.deploy.plan), now)
 
-    def _run_asked(self, event: ev.RunAsked, now: float) -> list[ev.Action]:
+    def _run_asked(self, event: ev.RunRequested, now: float) -> list[ev.Action]:
         return [*self._heard(event, now), *self._steps.run(event, self._refusal(event.node, event.plan), now)]
 
     def _tensor_arrived(self, event: ev.TensorArrived, now: float) -> list[ev.Action]:
         return [*self._heard(event, now), *self._steps.tensor_arrived(event, now)]
 
-    def _explain_asked(self, event: ev.ExplainAsked, now: float) -> list[ev.Action]:
+    def _explain_asked(self, event: ev.ExplainRequested, now: float) -> list[ev.Action]:
         return self._steps.explain(event, self._refusal(event.node, event.question.plan), now)
 
-    def _drop_asked(self, event: ev.DropAsked, now: float) -> list[ev.Action]:
+    def _drop_asked(self, event: ev.DropRequested, now: float) -> list[ev.Action]:
         if not self._lease.is_held_by(event.node):
             return [ev.Refuse(event.request, StaleGeneration("this worker does not belong to you"))]
         return self._deployments.drop_asked(event, now)
 
-    def _cancel_asked(self, event: ev.CancelAsked, now: float) -> list[ev.Action]:
+    def _cancel_asked(self, event: ev.CancelRequested, now: float) -> list[ev.Action]:
         if not self._lease.is_held_by(event.node):
             return []
         return self._steps.give_up(event.plan, event.step, Cancelled("the step was cancelled"), now)
 
-    def _snapshot_asked(self, event: ev.SnapshotAsked, now: float) -> list[ev.Action]:
+    def _snapshot_asked(self, event: ev.SnapshotRequested, now: float) -> list[ev.Action]:
         plan = self._plans.get(event.plan) if self._lease.is_held_by(event.node) else None
         return self._snapshots.begin(event.request, event.step, plan.carried if plan else None)
 
@@ -375,7 +377,7 @@ class WorkerState:
 
     # -- pauses and sleep
 
-    def _pause_asked(self, event: ev.PauseAsked, now: float) -> list[ev.Action]:
+    def _pause_asked(self, event: ev.PauseRequested, now: float) -> list[ev.Action]:
         error = None if event.on else self._availability.cannot_resume()
         if not self._lease.is_held_by(event.node):
             error = StaleGeneration("this worker does not belong to you")
@@ -395,7 +397,7 @@ class WorkerState:
         notice: list[ev.Action] = [ev.SendPaused(self.owner.node, by)] if self.owner else []
         return [*notice, *self._drop_plans("this worker was paused")] if by and not before else notice
 
-    def _sleep_asked(self, event: ev.SleepAsked, now: float) -> list[ev.Action]:
+    def _sleep_asked(self, event: ev.SleepRequested, now: float) -> list[ev.Action]:
         self._availability.sleep(now)
         return self._take_leave("its machine goes to sleep", now)
 

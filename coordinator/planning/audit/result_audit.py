@@ -265,7 +265,7 @@ class Auditor:
         self._due = min(self._due - 1.0, 1.0)
         return self._next_variant(), False
 
-    def again(self, doubts: int) -> int | None:
+    def next_variant(self, doubts: int) -> int | None:
         """The next variant, for a call that was doubted so often; None if that is too often to be computed again."""
         return self._next_variant() if doubts <= DOUBTS_MAX else None
 

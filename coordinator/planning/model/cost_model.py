@@ -201,7 +201,7 @@ class CostModel:
         return sorted(range(len(total)), key=lambda worker: (total[worker], worker))
 
     def link(self, source: int, target: int) -> Link:
-        """The link from one worker to another, by their positions.  Of a crowd, few pairs are ever asked for."""
+        """The link from one worker to another, by their positions.  Of many workers, few pairs are ever asked for."""
         link = self._links.get((source, target))
         if link is None:
             workers = self.profiles.workers

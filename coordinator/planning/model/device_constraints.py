@@ -42,7 +42,7 @@ def pins(graph: WireGraph) -> dict[int, DeviceName]:
         elif node.op not in LEAVES and node.op != "spmd":
             mine = dict.fromkeys(pinned[operand] for operand in node.inputs if operand in pinned)
             if len(mine) > 1:
-                names = " and ".join(device.said for device in mine)
+                names = " and ".join(device.text for device in mine)
                 raise InputError(
                     f"the operands of {node.op} are on different devices: {names}",
                     op=f"{node.op} (node {index})",
@@ -74,7 +74,7 @@ def check_devices(pinned: dict[int, DeviceName], profiles: Profiles) -> None:
     for name in dict.fromkeys(pinned.values()):
         if not any(allows(name, *site, profiles) for site in sites):
             known = "; ".join(f"{worker.name} {device.index} is {device.engine}" for worker, device in sites)
-            raise NoSuchDevice(f"there is no device {name.said!r}", next_step=f"There are: {known}")
+            raise NoSuchDevice(f"there is no device {name.text!r}", next_step=f"There are: {known}")
 
 
 def _accelerators(profiles: Profiles) -> list[tuple[str, int]]:

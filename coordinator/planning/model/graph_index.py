@@ -74,11 +74,11 @@ class GraphIndex:
             outputs,
         )
 
-    def leaving(self, unit: Unit, staying: Collection[Unit]) -> list[GraphNode]:
-        """The nodes of a unit that are outputs of the graph, or that a unit not among `staying` reads."""
+    def leaving(self, unit: Unit, local_units: Collection[Unit]) -> list[GraphNode]:
+        """The nodes of a unit that are outputs of the graph, or that a unit not among `local_units` reads."""
         members = self.members[unit]
         if len(members) == 1:
-            needed = unit in self.outputs or any(consumer not in staying for consumer in self.consumers[unit])
+            needed = unit in self.outputs or any(consumer not in local_units for consumer in self.consumers[unit])
             return [members[0]] if needed else []
-        here = set(staying)
+        here = set(local_units)
         return [i for i in members if i in self.output_nodes or not self.sibling_readers[i] <= here]

@@ -216,5 +216,6 @@ def _device(report: DeviceReport) -> DeviceProfile:
 
 @lru_cache(maxsize=256)
 def _shared(dtypes_by_op: tuple[tuple[str, tuple[str, ...]], ...]) -> Mapping[str, tuple[str, ...]]:
-    """One table for all devices that report the same: of a crowd, each would take more memory than all else."""
+    """One table for all devices that report the same: with many workers, one each would take more memory than all
+    else."""
     return dict(dtypes_by_op)

@@ -70,7 +70,7 @@ def timeline(
     return clock.done()
 
 
-def as_it_runs(plan: Plan, profiles: Profiles) -> float:
+def seconds_at_present_speed(plan: Plan, profiles: Profiles) -> float:
     """The seconds of a call by this plan on devices that are as slow as they are now."""
     slower = {(worker.node_id, device.index): device.slower for worker in profiles.workers for device in worker.devices}
     return timeline(

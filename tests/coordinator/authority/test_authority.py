@@ -28,8 +28,8 @@ from coordinator.authority.member_roster import (
 from coordinator.authority.token_table import TokenTable
 from mesh.simulation.loop import VirtualLoop
 from wire.errors import ConfigError, InputError, JoinRefused
-from wire.joining.join_protocol import Asked, Grant, JoiningCoordinator, JoiningNode, Refusal, Send, encode
 from wire.joining.join_protocol import Authority as Greeting
+from wire.joining.join_protocol import Grant, JoiningCoordinator, JoiningNode, JoinRequested, Refusal, Send, encode
 from wire.joining.join_tokens import Token, request_mac
 from wire.limits import DEFAULT
 from wire.security.certificates import (
@@ -67,13 +67,13 @@ def authority(tmp_path: Path, clock: Clock) -> Authority:
 
 def asked(
     authority: Authority, token: Token, key: NodeKey, nonce: int = 1, role: str = "worker", name: str = "desk"
-) -> Asked:
+) -> JoinRequested:
     node = JoiningNode("there", token, role, name, key.request(), bytes([nonce]) * 32)
     node.received(encode(Greeting(1, authority.certificate)))
     (ask,) = node.connected(LEAF)
     assert isinstance(ask, Send)
     question = JoiningCoordinator(authority.certificate, LEAF).received(ask.data)
-    assert isinstance(question, Asked)
+    assert isinstance(question, JoinRequested)
     return question
 
 
@@ -171,7 +171,7 @@ def test_names_that_no_node_can_have_are_refused(authority: Authority, name: str
     good = asked(authority, token, new_key())
     unsigned = dataclasses.replace(good.ask, name=name)
     ask = dataclasses.replace(unsigned, mac=request_mac(token.key, LEAF, unsigned.signed))
-    assert authority.admit(Asked(ask, LEAF), "h") == Refusal("malformed") and authority.members() == []
+    assert authority.admit(JoinRequested(ask, LEAF), "h") == Refusal("malformed") and authority.members() == []
 
 
 def test_a_mesh_has_a_limit(authority: Authority, clock: Clock) -> None:

@@ -391,7 +391,7 @@ def test_a_client_that_comes_back_keeps_its_jobs() -> None:
     story = Story()
     story.submit("a")
     story.do(story.table.left("c", 1.0, for_good=False))
-    story.table.seen("c")
+    story.table.client_linked("c")
     story.at(100.0)
     assert (story.job("a").state, story.table.next_deadline()) == ("running", None)
 
@@ -541,7 +541,7 @@ def test_after_a_restart_an_attached_job_waits_for_its_client_for_a_grace() -> N
     before.submit("a")
     before.submit("b", client="d")
     after = before.restarted(5.0)
-    after.table.seen("d")
+    after.table.client_linked("d")
     after.at(10.0)
     assert (after.job("a").state, after.job("b").state) == ("cancelled", "queued")
 
@@ -650,7 +650,7 @@ class World:
         self.do(self.table.left(self.rng.choice("xy"), self.now, self.rng.random() < 0.3))
 
     def come(self) -> None:
-        self.table.seen(self.rng.choice("xy"))
+        self.table.client_linked(self.rng.choice("xy"))
 
     def tick(self) -> None:
         self.do([*self.table.tick(self.now), *self.table.workers(self.now, self.no_worker_reason, [])])

@@ -40,7 +40,7 @@ async def test_one_that_fails_at_what_it_hears_ends_and_the_others_hear_of_the_d
     bad, well = Told(fails=True), Told()
     opened = sessions(bad, well)
     opened.nodes_changed(NodeLost("a worker died"), True)
-    opened.back("worker", {1: 2})
+    opened.node_returned("worker", {1: 2})
     opened.stuck("worker")
     opened.close()
     assert well.told == ["nodes changed", "NodeReturned", "NodeStuck", "CloseRequested"]
@@ -52,10 +52,10 @@ async def test_one_that_fails_at_what_it_hears_ends_and_the_others_hear_of_the_d
 async def test_what_workers_had_kept_is_known_of_those_that_are_there(count: int) -> None:
     members = {"stays": None}
     opened = sessions(members=members)
-    opened.back("stays", {7: 1})
+    opened.node_returned("stays", {7: 1})
     for number in range(count):
         members[f"goes {number}"] = None
-        opened.back(f"goes {number}", {number: 1})
+        opened.node_returned(f"goes {number}", {number: 1})
         del members[f"goes {number}"]
-    opened.back("stays", {8: 1})
+    opened.node_returned("stays", {8: 1})
     assert opened._kept_by == {"stays": {8: 1}}

@@ -117,7 +117,7 @@ def test_a_device_may_become_any_number_of_times_faster_or_slower(seed: int) -> 
     for _ in range(30):
         took_s = rng.choice([0.0, 10.0 ** rng.uniform(-7, 2)])
         run(seen, rng.choice(made), *[took_s] * rng.randint(1, 2 * WINDOW))
-        found = seen.as_found(replace(machines, workers=tuple(map(seen.as_it_runs, machines.workers))))
+        found = seen.with_rank_errors(replace(machines, workers=tuple(map(seen.at_present_speed, machines.workers))))
         assert 1 <= seen.slowness(("node-0", 0)) <= SLOWNESS_MAX
         assert all(device.slower > 0 and device.gflops > 0 for each in found.workers for device in each.devices)
 
@@ -179,7 +179,7 @@ def test_devices_with_the_same_figures_learn_together_how_far_predictions_are_of
     alike, other = [worker(n, device(0, 50.0, 10.0)) for n in range(2)], worker(2, device(0, 80.0, 10.0))
 
     def flops() -> list[float]:
-        return [seen.as_it_runs(each).devices[0].gflops for each in (*alike, other)]
+        return [seen.at_present_speed(each).devices[0].gflops for each in (*alike, other)]
 
     assert flops() == [50.0, 50.0, 80.0]
     run(seen, on((alike[0].node_id, 0)), *[0.4] * LEARNT_MIN)
@@ -231,15 +231,17 @@ def test_ranks_are_as_fast_as_their_own_runs_say_and_other_parts_say_nothing_of_
     gang = Gang((0, 1), ("x",), (2,), 0.0, 0)
     made = replace(plan(*ranks, Part(2, "node-0", 0, "cpu", graph(2), (), 0.1)), gangs=(gang,))
     for _ in range(LEARNT_MIN):
-        assert seen.as_found(machines) == machines, "too early"
+        assert seen.with_rank_errors(machines) == machines, "too early"
         assert not seen.took(made, {0: 0.1, 2: 0.4}, 1) and not seen.took(made, {1: 0.2}, 1)
-    assert [each.devices[0].slower for each in seen.as_found(machines).workers] == [1.0, 2.0]
+    assert [each.devices[0].slower for each in seen.with_rank_errors(machines).workers] == [1.0, 2.0]
 
 
 def test_a_rank_that_was_not_tried_is_as_those_with_the_same_figures() -> None:
     seen, machines = StragglerDetector(), near(*(worker(n, device(0, 50.0 * (1 + n // 2), 10.0)) for n in range(4)))
-    machines = replace(machines, workers=tuple(map(seen.as_it_runs, machines.workers)))  # so it knows their figures
+    machines = replace(
+        machines, workers=tuple(map(seen.at_present_speed, machines.workers))
+    )  # so it knows their figures
     made = replace(plan(Part(0, "node-0", 0, "cpu", graph(), (), 0.1)), gangs=(Gang((0,), ("x",), (1,), 0.0, 0),))
     run(seen, made, *[0.15] * LEARNT_MIN)
-    first, *rest = (each.devices[0].slower for each in seen.as_found(machines).workers)
+    first, *rest = (each.devices[0].slower for each in seen.with_rank_errors(machines).workers)
     assert first > 1 and rest == [first, 1.0, 1.0]

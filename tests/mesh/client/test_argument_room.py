@@ -131,8 +131,8 @@ def test_what_is_over_takes_no_room_however_soon_it_is_looked_for() -> None:
 def test_whoever_gives_up_waiting_takes_no_room() -> None:
     async def scenario() -> None:
         room = ArgumentRoom(2 * EACH_BYTES)
-        await room.taken(EACH_BYTES)
-        waiting = asyncio.ensure_future(room.taken(0))
+        await room.wait_for(EACH_BYTES)
+        waiting = asyncio.ensure_future(room.wait_for(0))
         await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.wait([waiting])

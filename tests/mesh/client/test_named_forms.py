@@ -59,7 +59,7 @@ def test_another_program_takes_arguments_and_gives_outputs_as_the_first_one_did(
     again = Stepping.of_form(first.form, first.graph, "auto")
     (fixed,) = again.fixed
     again.fix({fixed: STATE["fixed"][0]})
-    args = again.taken((np.full(3, 4, np.float32),), {"shift": np.float32(2), "rate": 0.5})
+    args = again.merge_arguments((np.full(3, 4, np.float32),), {"shift": np.float32(2), "rate": 0.5})
     inputs, wanted = again.bind(args), first.bind(args)
     assert inputs.keys() == wanted.keys() and all(np.array_equal(inputs[name], wanted[name]) for name in wanted)
     assert (again.carries, again.returned_count, again.paths) == (first.carries, first.returned_count, first.paths)
@@ -70,9 +70,9 @@ def test_another_program_takes_arguments_and_gives_outputs_as_the_first_one_did(
     outputs = again.outputs([np.zeros(1), np.zeros(2)])
     assert outputs.keys() == {"y", "n"} and isinstance(outputs["n"], tuple)
     with pytest.raises(InputError, match="the argument 'x'"):
-        again.bind(again.taken((np.zeros(4, np.float32), 0.5), {"shift": np.float32(2)}))
+        again.bind(again.merge_arguments((np.zeros(4, np.float32), 0.5), {"shift": np.float32(2)}))
     with pytest.raises(InputError, match="of step is missing"):
-        again.bind(again.taken((), {}))
+        again.bind(again.merge_arguments((), {}))
 
 
 def test_a_function_that_is_given_has_to_give_the_same_graph() -> None:

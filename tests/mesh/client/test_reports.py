@@ -13,7 +13,7 @@ from mesh.client.report import Report
 from wire.limits import DEFAULT, KIB, REPORT_CHARS_MAX
 from wire.protocol.messages import INLINE_BYTES_MAX, JobResult, decode_message, encode_message
 from wire.protocol.reports import Event, PartReport, RelayReport, WorkerReport
-from wire.transfer.content_exchange import INLINE_TOTAL_BYTES_MAX, BlobExchange, apart
+from wire.transfer.content_exchange import INLINE_TOTAL_BYTES_MAX, BlobExchange, sent_separately
 
 
 def test_of_many_events_the_first_and_the_latest_are_kept_and_the_others_counted() -> None:
@@ -67,7 +67,7 @@ def test_a_report_just_at_the_limit_stays_whole() -> None:
 @pytest.mark.parametrize("size_bytes", [8, KIB, INLINE_BYTES_MAX, INLINE_BYTES_MAX + 8])
 def test_the_values_of_one_message_fit_into_it(size_bytes: int) -> None:
     arrays = [np.full(size_bytes // 8, number, np.float64) for number in range(9000 if size_bytes <= KIB else 1100)]
-    far = apart(arrays)
+    far = sent_separately(arrays)
     inline = sum(array.nbytes for array, away in zip(arrays, far, strict=True) if not away)
     assert inline <= INLINE_TOTAL_BYTES_MAX and (not any(far)) == (sum(a.nbytes for a in arrays) == inline)
     values = [BlobExchange.named(f"y{n}", array, far[n], bytes(32)) for n, array in enumerate(arrays)]

@@ -157,9 +157,9 @@ def test_an_argument_that_does_not_fit_is_named_as_the_function_names_it() -> No
 
     stepping = Stepping(step, X, ({"x": X}, tree.Keywords(rate=X)), "auto")
     with pytest.raises(InputError, match=r"^the argument 'batch/x' is f32\[2\], expected f32\[4\]"):
-        stepping.bind(stepping.taken(({"x": X[:2]},), {"rate": X}))
+        stepping.bind(stepping.merge_arguments(({"x": X[:2]},), {"rate": X}))
     with pytest.raises(InputError, match=r"^the argument 'rate' is f32\[2\], expected f32\[4\]"):
-        stepping.bind(stepping.taken(({"x": X},), {"rate": X[:2]}))
+        stepping.bind(stepping.merge_arguments(({"x": X},), {"rate": X[:2]}))
 
 
 def test_steps_that_were_traced_once_start_from_any_state_of_their_shapes() -> None:

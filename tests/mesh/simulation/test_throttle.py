@@ -55,7 +55,7 @@ class Slow:
 class Others:
     """The other ranks: they answer after a time, with what they were given."""
 
-    crowded = True
+    oversubscribed = True
 
     def __init__(self, time: Time, answer_s: float) -> None:
         self._time, self._answer_s, self.started_s = time, answer_s, list[float]()

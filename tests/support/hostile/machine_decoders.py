@@ -109,9 +109,9 @@ class _Worker:
                 tensor = _tensor(message.value)
                 return drive.push(message.part, message.slot, tensor, message.step, message.plan)
             case Drop():
-                return drive(ev.DropAsked(COORD, drive.request(), message.plan))
+                return drive(ev.DropRequested(COORD, drive.request(), message.plan))
             case CancelStep():
-                return drive(ev.CancelAsked(COORD, message.plan, message.step))
+                return drive(ev.CancelRequested(COORD, message.plan, message.step))
             case Suspected():
                 return drive(ev.SuspectedBy(COORD, message.incarnation))
         return []

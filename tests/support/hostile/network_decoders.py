@@ -34,12 +34,12 @@ from wire.ir.text import from_text, to_text
 from wire.ir.types import TensorType
 from wire.ir.verify import verify
 from wire.joining.join_protocol import (
-    Asked,
     Authority,
     Former,
     Grant,
     JoiningCoordinator,
     JoiningNode,
+    JoinRequested,
     Listening,
     Refusal,
     Renew,
@@ -372,11 +372,11 @@ def joining(folder: Path) -> Target:
         Authority(1, _AUTHORITY), Renew(1), grant, Former(b"certificate", b"list"), Refusal("used"), Refusal("")
     ]  # fmt: skip
     asked = JoiningCoordinator(_AUTHORITY, _LEAF).received(send.data)
-    assert isinstance(asked, Asked)
+    assert isinstance(asked, JoinRequested)
 
     def coordinator(data: bytes) -> None:
         found = JoiningCoordinator(_AUTHORITY, _LEAF).received(data)
-        if isinstance(found, Asked):
+        if isinstance(found, JoinRequested):
             assert data.startswith(encode_join(found.ask))
             assert found.is_proved_by(token.key) == (found.ask == asked.ask)
 

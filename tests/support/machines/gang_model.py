@@ -54,10 +54,10 @@ class Mesh:
         for node in names:
             self.workers[node] = WorkerState(node, self.devices)
             self._wires[node] = deque()
-            self._tell(node, ev.JoinAsked(COORD, self._request(), COORD, EPOCH, 0.1, 0.0))
+            self._tell(node, ev.JoinRequested(COORD, self._request(), COORD, EPOCH, 0.1, 0.0))
         for key in self.plans:
             for node in self.nodes(key):
-                self._tell(node, ev.DeployAsked(COORD, self._request(), self._deploy(key, node)))
+                self._tell(node, ev.DeployRequested(COORD, self._request(), self._deploy(key, node)))
 
     def nodes(self, key: PlanKey) -> list[str]:
         return sorted({node for unit in self.plans[key] for node, _ in unit.places})
@@ -65,15 +65,15 @@ class Mesh:
     def run(self, key: PlanKey, step: int) -> None:
         """As the coordinator does it: the Runs of one step to all its workers, before those of the next."""
         for node in self.nodes(key):
-            self._send(node, ev.RunAsked(COORD, self._request(), key, step, ()))
+            self._send(node, ev.RunRequested(COORD, self._request(), key, step, ()))
 
     def cancel(self, key: PlanKey, step: int) -> None:
         for node in self.nodes(key):
-            self._send(node, ev.CancelAsked(COORD, key, step))
+            self._send(node, ev.CancelRequested(COORD, key, step))
 
     def drop(self, key: PlanKey) -> None:
         for node in self.nodes(key):
-            self._send(node, ev.DropAsked(COORD, self._request(), key))
+            self._send(node, ev.DropRequested(COORD, self._request(), key))
 
     def kill(self, node: str) -> None:
         """A worker is gone; the coordinator drops every plan that used it."""

@@ -62,14 +62,14 @@ class Driver:
         return actions
 
     def join(self, node: str = COORD, epoch: int = 7, silence_s: float = 0.0) -> list[ev.Action]:
-        return self(ev.JoinAsked(node, self.request(), node, epoch, 0.1, silence_s))
+        return self(ev.JoinRequested(node, self.request(), node, epoch, 0.1, silence_s))
 
     def request(self) -> int:
         self.requests += 1
         return self.requests
 
     def ask_deploy(self, message: Deploy, node: str = COORD) -> list[ev.Action]:
-        return self(ev.DeployAsked(node, self.request(), message))
+        return self(ev.DeployRequested(node, self.request(), message))
 
     def deployed(self, message: Deploy) -> list[ev.Action]:
         """Deploy and answer everything it waits for; the last actions."""
@@ -91,7 +91,7 @@ class Driver:
         return seen
 
     def run(self, step: int = 0, *feeds: tuple[int, int, ev.Tensor], plan: PlanKey = KEY) -> list[ev.Action]:
-        return self(ev.RunAsked(COORD, self.request(), plan, step, feeds))
+        return self(ev.RunRequested(COORD, self.request(), plan, step, feeds))
 
     def push(self, part: int, slot: int, tensor: ev.Tensor, step: int = 0, plan: PlanKey = KEY) -> list[ev.Action]:
         return self(ev.TensorArrived(PEER, plan, step, part, slot, tensor))

@@ -26,16 +26,16 @@ from wire.joining.join_protocol import (
     STRANGER_BYTES_MAX,
     Admitted,
     Ask,
-    Asked,
     Authority,
     Former,
     Frame,
     Grant,
     JoiningCoordinator,
     JoiningNode,
+    JoinRequested,
     Refusal,
     Renew,
-    RenewalAsked,
+    RenewalRequested,
     RenewingNode,
     Send,
     Verify,
@@ -67,7 +67,7 @@ class Mesh:
     audit: list[str] = field(default_factory=list)
     now_s: float = NOW_S
 
-    def decide(self, asked: Asked) -> Grant | Refusal:
+    def decide(self, asked: JoinRequested) -> Grant | Refusal:
         proof = self.table.prove(asked)
         if proof.record is None:
             self.audit.append(proof.why)
@@ -81,7 +81,7 @@ class Mesh:
         end = JoiningCoordinator(self.authority, self.leaf)
         sent = b"".join(action.data for action in end.connected())
         asked = end.received(said)
-        if isinstance(asked, Asked):
+        if isinstance(asked, JoinRequested):
             sent += b"".join(action.data for action in end.answer(self.decide(asked)))
         return sent
 
@@ -203,14 +203,14 @@ def test_an_unknown_token_is_compared_like_a_known_one(mesh: Mesh) -> None:
     """Both take the same path: one proof is computed and compared in either case."""
     compared: list[bytes] = []
 
-    class Watched(Asked):
+    class Watched(JoinRequested):
         def is_proved_by(self, key: bytes) -> bool:
             compared.append(key)
-            return Asked.is_proved_by(self, key)
+            return JoinRequested.is_proved_by(self, key)
 
     for held in (token(), token(7)):
         asked = JoiningCoordinator(AUTHORITY, LEAF).received(asked_by(node(held)))
-        assert isinstance(asked, Asked)
+        assert isinstance(asked, JoinRequested)
         mesh.table.prove(Watched(asked.ask, asked.leaf))
     assert compared == [token().key, b"d" * 32]
 
@@ -336,7 +336,7 @@ def test_hanging_up_is_explained() -> None:
 def test_a_member_renews_without_a_token() -> None:
     member, end = RenewingNode("there", AUTHORITY), JoiningCoordinator(AUTHORITY, LEAF)
     (said,) = member.connected()
-    assert isinstance(said, Send) and end.received(said.data) == RenewalAsked()
+    assert isinstance(said, Send) and end.received(said.data) == RenewalRequested()
     (greeting,), (answer,) = end.connected(), end.answer(GRANT)
     assert member.received(greeting.data + answer.data) == [Admitted(GRANT, AUTHORITY)]
 
@@ -398,7 +398,7 @@ def test_a_revocation_list_of_a_full_mesh_fits() -> None:
 @given(st.binary(max_size=200))
 def test_any_bytes_are_refused_or_wait_for_more(said: bytes) -> None:
     with contextlib.suppress(ProtocolError):
-        assert JoiningCoordinator(AUTHORITY, LEAF).received(said) in (None, RenewalAsked())
+        assert JoiningCoordinator(AUTHORITY, LEAF).received(said) in (None, RenewalRequested())
 
 
 def test_damaged_frames_raise_nothing_but_our_errors() -> None:
@@ -486,4 +486,4 @@ def test_old_tokens_are_forgotten_and_open_ones_have_a_limit() -> None:
 def test_the_largest_question_fits_the_limit_for_strangers() -> None:
     largest = Ask(1, bytes(5), bytes(32), "x" * 16, "x" * 64, bytes(1024), bytes(32))
     assert len(encode(largest)) < STRANGER_BYTES_MAX
-    assert JoiningCoordinator(AUTHORITY, LEAF).received(encode(largest)) == Asked(largest, LEAF)
+    assert JoiningCoordinator(AUTHORITY, LEAF).received(encode(largest)) == JoinRequested(largest, LEAF)

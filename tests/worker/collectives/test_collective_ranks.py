@@ -21,7 +21,7 @@ from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder, WireGraph
 from wire.ir.types import Attrs
 from worker.collectives.algorithms import shares
-from worker.collectives.open_channels import is_crowded
+from worker.collectives.open_channels import is_oversubscribed
 from worker.collectives.rank import RankCollectives
 from worker.cpu.engine import compile_graph, evaluate, run
 from worker.engine.protocol import never
@@ -63,8 +63,8 @@ class Told:
 class Teller:
     """Collectives that tell when they are started and needed; of two ranks with the same values."""
 
-    def __init__(self, crowded: bool = False) -> None:
-        self.crowded = crowded
+    def __init__(self, oversubscribed: bool = False) -> None:
+        self.oversubscribed = oversubscribed
         self.events: list[str] = []
 
     def start(self, op: str, attrs: Any, operand: Array | None, meanwhile: bool = True) -> Told:
@@ -83,24 +83,24 @@ def test_all_collectives_are_started_before_the_first_result_is_needed() -> None
     assert alone.events == ["started at once", "needed"]
 
 
-def test_crowded_ranks_move_themselves_what_nobody_waits_for_alone() -> None:
-    teller = Teller(crowded=True)
+def test_oversubscribed_ranks_move_themselves_what_nobody_waits_for_alone() -> None:
+    teller = Teller(oversubscribed=True)
     run(compile_graph(summed(3)), [np.ones(4, np.float32)], never, teller)
     assert teller.events == ["started at once"] * 3 + ["needed"] * 3
     builder = GraphBuilder()
     sent = builder.add("permute", builder.input("x", (4,), F32), axes=("dp",), sizes=(2,), pairs=(0, 1))
     busy = builder.add("neg", builder.input("y", (4,), F32))
-    sender = Teller(crowded=True)
+    sender = Teller(oversubscribed=True)
     run(compile_graph(builder.build([sent, busy])), [np.ones(4, np.float32)] * 2, never, sender)
     assert sender.events == ["started", "needed"], "rank 1 waits for it"
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="a process can be kept to some cores on Linux only")
-def test_ranks_are_crowded_where_they_have_fewer_than_two_cores_each() -> None:
+def test_ranks_are_oversubscribed_where_they_have_fewer_than_two_cores_each() -> None:
     mine = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, sorted(mine)[:2])
-        assert [is_crowded(ranks) for ranks in (1, 2, 4)] == [len(mine) < 2, True, True]
+        assert [is_oversubscribed(ranks) for ranks in (1, 2, 4)] == [len(mine) < 2, True, True]
     finally:
         os.sched_setaffinity(0, mine)
 

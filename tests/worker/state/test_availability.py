@@ -27,7 +27,7 @@ NEXT = PlanKey(7, 2)
 
 
 def pause(drive: Driver, on: bool = True, node: str = COORD) -> list[ev.Action]:
-    return drive(ev.PauseAsked(node, drive.request(), on))
+    return drive(ev.PauseRequested(node, drive.request(), on))
 
 
 def refused(actions: list[ev.Action]) -> str:
@@ -134,7 +134,7 @@ def test_sleep_is_announced_like_leaving_and_nobody_has_the_worker_meanwhile() -
     drive = Driver()
     drive.deployed(deploy(ONE_PART))
     drive.run(0, (0, 0, SMALL))
-    actions = drive(ev.SleepAsked())
+    actions = drive(ev.SleepRequested())
     assert actions[0] == ev.SendLeaving(COORD, "its machine goes to sleep")
     assert of(ev.StopBeats, actions) and of(ev.Refuse, actions) and not of(ev.Stop, actions)
     assert "about to sleep" in refused(drive.join(epoch=8))
@@ -145,7 +145,7 @@ def test_sleep_is_announced_like_leaving_and_nobody_has_the_worker_meanwhile() -
 @pytest.mark.parametrize("joined", [True, False])
 def test_a_machine_that_does_not_sleep_after_all_is_used_again(joined: bool) -> None:
     drive = Driver(join=joined)
-    drive(ev.SleepAsked())
+    drive(ev.SleepRequested())
     due_s = drive.machine.next_deadline()
     assert due_s == drive.now + SLEEP_S_MAX
     assert drive(ev.Tick(), after_s=SLEEP_S_MAX - 1) == []
@@ -156,7 +156,7 @@ def test_a_machine_that_does_not_sleep_after_all_is_used_again(joined: bool) -> 
 
 def test_a_network_that_goes_down_before_the_machine_sleeps_is_not_taken_for_waking() -> None:
     drive = Driver()
-    drive(ev.SleepAsked())
+    drive(ev.SleepRequested())
     assert drive(ev.Woke(), after_s=1.0) == []
     assert "about to sleep" in refused(drive.join(epoch=8))
     assert drive(ev.Woke(), after_s=SLEEP_S_MAX) == [ev.LookForOwner()], "a clock that says so long is right"
@@ -165,5 +165,5 @@ def test_a_network_that_goes_down_before_the_machine_sleeps_is_not_taken_for_wak
 def test_waking_changes_nothing_for_one_that_has_its_coordinator_or_leaves() -> None:
     drive = Driver()
     assert drive(ev.Woke()) == []
-    drive(ev.DrainAsked("SIGTERM"))
+    drive(ev.DrainRequested("SIGTERM"))
     assert drive(ev.Woke()) == []

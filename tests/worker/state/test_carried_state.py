@@ -85,7 +85,7 @@ class Counter(Driver):
 
     def step(self, number: int, committed: int = 0) -> list[ev.Action]:
         feeds = ((0, 1, SMALL),)
-        return self(ev.RunAsked(COORD, self.request(), KEY, number, feeds, committed))
+        return self(ev.RunRequested(COORD, self.request(), KEY, number, feeds, committed))
 
     def executed(self, actions: list[ev.Action]) -> tuple[ev.Execute, list[ev.Action]]:
         """The part that was started, and what follows once it is done."""
@@ -100,7 +100,7 @@ class Counter(Driver):
         return execute.outputs[0].keep
 
     def snapshot(self, step: int) -> list[ev.Action]:
-        return self(ev.SnapshotAsked(COORD, self.request(), KEY, step))
+        return self(ev.SnapshotRequested(COORD, self.request(), KEY, step))
 
 
 def freed(actions: list[ev.Action]) -> set[int]:
@@ -141,7 +141,7 @@ def test_the_first_values_are_let_go_once_a_step_is_committed() -> None:
     assert one(ev.Unbind, actions).positions == {0}
     assert one(ev.UnpinBlobs, actions).blobs == {WEIGHT}
     assert not of(ev.Unbind, drive.step(2, committed=1)), "once"
-    dropped = drive(ev.DropAsked(COORD, drive.request(), KEY))
+    dropped = drive(ev.DropRequested(COORD, drive.request(), KEY))
     assert not of(ev.UnpinBlobs, dropped), "it is not let go a second time"
 
 
@@ -173,9 +173,9 @@ def test_a_snapshot_of_what_is_not_there_is_refused(step: int) -> None:
 def test_a_snapshot_of_a_plan_that_is_over_or_by_a_stranger_is_refused() -> None:
     drive = Counter()
     drive.done(0)
-    stranger = drive(ev.SnapshotAsked("other", drive.request(), KEY, 0))
+    stranger = drive(ev.SnapshotRequested("other", drive.request(), KEY, 0))
     assert isinstance(one(ev.Refuse, stranger).error, StaleGeneration)
-    drive(ev.DropAsked(COORD, drive.request(), KEY))
+    drive(ev.DropRequested(COORD, drive.request(), KEY))
     assert isinstance(one(ev.Refuse, drive.snapshot(0)).error, StaleGeneration)
 
 
@@ -197,7 +197,7 @@ def test_blobs_of_a_snapshot_go_with_the_plan_whenever_they_are_made() -> None:
     make = one(ev.MakeBlob, drive.snapshot(0))
     drive(ev.BlobMade(make.number, b"s" * 32))
     make = one(ev.MakeBlob, drive.snapshot(0))
-    actions = drive(ev.DropAsked(COORD, drive.request(), KEY))
+    actions = drive(ev.DropRequested(COORD, drive.request(), KEY))
     assert one(ev.DiscardBlobs, actions).blobs == {b"s" * 32}
     late = drive(ev.BlobMade(make.number, b"t" * 32))
     assert one(ev.DiscardBlobs, late).blobs == {b"t" * 32} and isinstance(one(ev.Refuse, late).error, StaleGeneration)
@@ -219,7 +219,7 @@ def test_a_cancelled_step_ends_those_after_it() -> None:
     drive.done(0)
     running = one(ev.Execute, drive.step(1))
     drive.step(2)
-    actions = drive(ev.CancelAsked(COORD, KEY, 1))
+    actions = drive(ev.CancelRequested(COORD, KEY, 1))
     assert len(of(ev.Refuse, actions)) == 2 and one(ev.StopRun, actions)
     late = drive(ev.PartExecuted(running.run, (ev.PartOutput(kept=kept(99)), ev.PartOutput(inline=SMALL)), 0.1))
     assert freed(late) == {99}, "nobody waits for what it made"
@@ -266,7 +266,7 @@ def test_what_a_host_was_told_of_is_stopped_when_its_turn_comes_and_what_it_does
     drive = Counter()
     drive.done(0)
     first, second = one(ev.Execute, drive.step(1)), one(ev.Execute, drive.step(2))
-    cancelled = drive(ev.CancelAsked(COORD, KEY, 2))
+    cancelled = drive(ev.CancelRequested(COORD, KEY, 2))
     assert one(ev.Refuse, cancelled) and not of(ev.StopRun, cancelled)
     state = ev.PartOutput(kept=kept(first.outputs[0].keep))
     done = drive(ev.PartExecuted(first.run, (state, ev.PartOutput(inline=SMALL)), 0.1))
@@ -321,7 +321,7 @@ def test_only_the_part_that_ran_is_named_when_its_host_dies() -> None:
 
 def test_a_part_that_waits_for_its_device_only_did_not_wait_for_its_inputs() -> None:
     drive = Counter(COUNTER, part(1, [CALL_INPUT], [[Target("", 1, 0)]]))
-    actions = drive(ev.RunAsked(COORD, drive.request(), KEY, 0, ((0, 1, SMALL), (1, 0, SMALL))))
+    actions = drive(ev.RunRequested(COORD, drive.request(), KEY, 0, ((0, 1, SMALL), (1, 0, SMALL))))
     first, second = of(ev.Execute, actions)
     drive.now += 5.0
     drive(
@@ -334,7 +334,7 @@ def test_a_part_that_waits_for_its_device_only_did_not_wait_for_its_inputs() -> 
 def test_a_drop_frees_what_was_carried() -> None:
     drive = Counter()
     numbers = {drive.done(step) for step in range(2)}
-    actions = drive(ev.DropAsked(COORD, drive.request(), KEY))
+    actions = drive(ev.DropRequested(COORD, drive.request(), KEY))
     assert freed(actions) == numbers and one(ev.Reply, actions).message == Done()
 
 
@@ -395,7 +395,7 @@ def test_a_plan_without_parts_holds_blobs_for_others() -> None:
     key = PlanKey(7, 2)
     seen = drive.deployed(Deploy(key, (), {}, (weight("peer"),), {}))
     assert one(ev.Fetch, seen).blob == WEIGHT and one(ev.PinBlobs, seen).blobs == {WEIGHT}
-    assert one(ev.UnpinBlobs, drive(ev.DropAsked(COORD, drive.request(), key))).blobs == {WEIGHT}
+    assert one(ev.UnpinBlobs, drive(ev.DropRequested(COORD, drive.request(), key))).blobs == {WEIGHT}
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -429,8 +429,8 @@ def test_nothing_is_kept_or_freed_twice_whatever_happens(seed: int) -> None:
         elif rng.random() < 0.97:
             see(drive.step(next(steps), rng.randint(0, committed)))
         else:
-            see(drive(ev.CancelAsked(COORD, KEY, rng.randint(0, 40))))
-    see(drive(ev.DropAsked(COORD, drive.request(), KEY)))
+            see(drive(ev.CancelRequested(COORD, KEY, rng.randint(0, 40))))
+    see(drive(ev.DropRequested(COORD, drive.request(), KEY)))
     while running:
         see(drive(first_done()))
     assert not alive, "something stays on the device"

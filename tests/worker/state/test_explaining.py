@@ -27,7 +27,7 @@ ANSWER = Explained((), "a clock", 3, 0.5)
 
 
 def explain(drive: Driver, step: int = 0, part: int = 0, node: str = COORD, plan: PlanKey = KEY) -> list[ev.Action]:
-    return drive(ev.ExplainAsked(node, drive.request(), Explain(plan, step, part, True, 4)))
+    return drive(ev.ExplainRequested(node, drive.request(), Explain(plan, step, part, True, 4)))
 
 
 def test_a_part_is_explained_on_its_device_and_answered() -> None:

@@ -68,7 +68,7 @@ def test_what_is_kept_already_counts_and_counts_once() -> None:
     drive.deployed(keep(blob("a", 600)))
     assert not of(ev.Refuse, drive.ask_deploy(keep(blob("a", 600), blob("b", 400), plan=PlanKey(7, 3))))
     assert of(ev.Refuse, drive.ask_deploy(keep(blob("c", 1), plan=PlanKey(7, 4))))
-    drive(ev.DropAsked(drive.machine.owner.node if drive.machine.owner else "", drive.request(), PlanKey(7, 3)))
+    drive(ev.DropRequested(drive.machine.owner.node if drive.machine.owner else "", drive.request(), PlanKey(7, 3)))
     assert not of(ev.Refuse, drive.ask_deploy(keep(blob("c", 1), plan=PlanKey(7, 5)))), "that was given back"
 
 
@@ -77,10 +77,10 @@ def test_what_comes_for_a_plan_that_was_dropped_meanwhile_takes_no_room() -> Non
     drive = Driver()
     (fetch,) = of(ev.Fetch, drive.ask_deploy(keep(blob("a", 600))))
     owner = drive.machine.owner.node if drive.machine.owner else ""
-    drive(ev.DropAsked(owner, drive.request(), KEEPS))
+    drive(ev.DropRequested(owner, drive.request(), KEEPS))
     assert drive(ev.BlobFound(fetch.attempt, "socket")) == [ev.DiscardBlobs(frozenset((b"a" * 32,)))]
     (fetch,) = of(ev.Fetch, drive.ask_deploy(keep(blob("a", 600), plan=PlanKey(7, 3))))
-    drive(ev.DropAsked(owner, drive.request(), PlanKey(7, 3)))
+    drive(ev.DropRequested(owner, drive.request(), PlanKey(7, 3)))
     assert not of(ev.Fetch, drive.ask_deploy(keep(blob("a", 600), plan=PlanKey(7, 4)))), "it waits for the same"
     assert not of(ev.DiscardBlobs, drive(ev.BlobFound(fetch.attempt, "socket")))
 

@@ -113,12 +113,12 @@ class Model:
             self.next[key] += 1
             feeds = tuple((number, 1 if self.carries(key) else 0, self.file()) for number in self.fed(key))
             self.runs[self.request()] = key
-            self.see(self.drive(ev.RunAsked(COORD, self.drive.requests, key, step, feeds, committed)))
+            self.see(self.drive(ev.RunRequested(COORD, self.drive.requests, key, step, feeds, committed)))
         elif what < 0.88:
-            self.see(self.drive(ev.CancelAsked(COORD, key, self.chance.randint(0, self.next[key]))))
+            self.see(self.drive(ev.CancelRequested(COORD, key, self.chance.randint(0, self.next[key]))))
         elif what < 0.94:
             step = max(0, self.done[key] - self.chance.randint(1, 2))
-            self.see(self.drive(ev.SnapshotAsked(COORD, self.request(), key, step)))
+            self.see(self.drive(ev.SnapshotRequested(COORD, self.request(), key, step)))
         elif what < 0.96:
             self.drop(key)
         elif what < 0.975:
@@ -142,11 +142,11 @@ class Model:
         parts, blobs = (PARTS, (weight(),)) if self.carries(key) else (CALL, ())
         message: Deploy = with_fields(deploy(*parts, plan=key, blobs=blobs), ordered=self.ordered)
         self.plans.append(key)
-        self.see(self.drive(ev.DeployAsked(COORD, self.request(), message)))
+        self.see(self.drive(ev.DeployRequested(COORD, self.request(), message)))
 
     def drop(self, key: PlanKey) -> None:
         self.plans.remove(key)
-        self.see(self.drive(ev.DropAsked(COORD, self.request(), key, self.chance.random() < 0.5)))
+        self.see(self.drive(ev.DropRequested(COORD, self.request(), key, self.chance.random() < 0.5)))
 
     def begin_anew(self) -> None:
         """Another coordinator has it, or the same one again."""

@@ -65,7 +65,7 @@ def silent(drive: Driver) -> list[ev.Action]:
 
 
 def back(drive: Driver, *kept: int, epoch: int = 7, earlier: tuple[PlanKey, ...] = ()) -> list[ev.Action]:
-    return drive(ev.JoinAsked(COORD, drive.request(), COORD, epoch, 0.1, SILENCE_S, kept=kept, earlier=earlier))
+    return drive(ev.JoinRequested(COORD, drive.request(), COORD, epoch, 0.1, SILENCE_S, kept=kept, earlier=earlier))
 
 
 def test_silence_drops_nothing_and_is_answered_with_silence() -> None:
@@ -177,7 +177,7 @@ def test_what_the_last_committed_step_carried_is_there_though_the_step_under_way
     drive = served(deploy(COUNTER, blobs=(weight(),)))
 
     def step(number: int) -> ev.Execute:
-        asked = ev.RunAsked(COORD, drive.request(), KEY, number, ((0, 1, SMALL),), number)
+        asked = ev.RunRequested(COORD, drive.request(), KEY, number, ((0, 1, SMALL),), number)
         return one(ev.Execute, drive(asked))
 
     def outcome(execute: ev.Execute) -> tuple[ev.PartOutput, ...]:
@@ -191,10 +191,10 @@ def test_what_the_last_committed_step_carried_is_there_though_the_step_under_way
     drive(ev.RequestGone(request))
     back(drive, KEY.generation)
     drive(ev.PartExecuted(under_way.run, outcome(under_way), 0.1))
-    blob = one(ev.MakeBlob, drive(ev.SnapshotAsked(COORD, drive.request(), KEY, 2)))
+    blob = one(ev.MakeBlob, drive(ev.SnapshotRequested(COORD, drive.request(), KEY, 2)))
     assert blob.tensor.tensor == last.outputs[0].keep
     assert isinstance(one(ev.Reply, drive(ev.BlobMade(blob.number, b"s" * 32))).message, Snapshotted)
-    assert of(ev.Refuse, drive(ev.RunAsked(COORD, drive.request(), KEY, 4, ()))), (
+    assert of(ev.Refuse, drive(ev.RunRequested(COORD, drive.request(), KEY, 4, ()))), (
         "no step follows one that was not done"
     )
 
@@ -202,25 +202,25 @@ def test_what_the_last_committed_step_carried_is_there_though_the_step_under_way
 def test_a_coordinator_that_was_started_anew_finds_the_state_that_it_names_and_nothing_else() -> None:
     other = PlanKey(7, 3)
     drive = served(deploy(COUNTER, blobs=(weight(),)), PIN, deploy(ONE_PART, plan=other))
-    asked = drive(ev.RunAsked(COORD, drive.request(), KEY, 0, ((0, 1, SMALL),), 0))
+    asked = drive(ev.RunRequested(COORD, drive.request(), KEY, 0, ((0, 1, SMALL),), 0))
     first = one(ev.Execute, asked)
     made_now = ev.PartOutput(kept=ev.DeviceTensor("f32", (2,), 0, first.outputs[0].keep)), ev.PartOutput(inline=SMALL)
     drive(ev.PartExecuted(first.run, made_now, 0.1))
-    drive(ev.RunAsked(COORD, drive.request(), KEY, 1, ((0, 1, SMALL),), 1))
+    drive(ev.RunRequested(COORD, drive.request(), KEY, 1, ((0, 1, SMALL),), 1))
     drive(ev.NodeUnlinked(COORD))
     joined = back(drive, epoch=8, earlier=(KEY, PINS, PlanKey(6, 9)))
     assert one(ev.ReplyJoined, joined).kept == (KEY.generation, PINS.generation)
-    blob = one(ev.MakeBlob, drive(ev.SnapshotAsked(COORD, drive.request(), KEY, 0)))
+    blob = one(ev.MakeBlob, drive(ev.SnapshotRequested(COORD, drive.request(), KEY, 0)))
     assert blob.tensor.tensor == first.outputs[0].keep, "what the step before left is there"
-    assert of(ev.Refuse, drive(ev.RunAsked(COORD, drive.request(), KEY, 2, ()))), "but no step is done any more"
-    assert of(ev.Refuse, drive(ev.RunAsked(COORD, drive.request(), other, 0, ())))
+    assert of(ev.Refuse, drive(ev.RunRequested(COORD, drive.request(), KEY, 2, ()))), "but no step is done any more"
+    assert of(ev.Refuse, drive(ev.RunRequested(COORD, drive.request(), other, 0, ())))
     assert one(ev.ReplyJoined, back(drive, epoch=8, earlier=(PINS,))).kept == (PINS.generation,)
     assert one(ev.ReplyJoined, back(drive, epoch=9)).kept == ()
 
 
 def asks(drive: Driver, epochs: tuple[int, ...], node: str = "other", *earlier: PlanKey) -> list[ev.Action]:
     epoch = max(epochs)
-    return drive(ev.JoinAsked(node, drive.request(), node, epoch, 0.1, SILENCE_S, earlier=earlier, epochs=epochs))
+    return drive(ev.JoinRequested(node, drive.request(), node, epoch, 0.1, SILENCE_S, earlier=earlier, epochs=epochs))
 
 
 def taken_over(drive: Driver, epochs: tuple[int, ...], node: str = "other", *earlier: PlanKey) -> list[ev.Action]:

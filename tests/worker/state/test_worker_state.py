@@ -141,7 +141,7 @@ def test_a_fetch_from_a_node_the_next_plan_does_not_name_is_started_over() -> No
     drive = Driver()
     fetch = one(ev.Fetch, drive.ask_deploy(deploy(ONE_PART, blobs=(weight(PEER),))))
     stuck = one(ev.Fetch, drive(ev.BlobNotFound(fetch.attempt, BlobMissing("not here"))))
-    drive(ev.DropAsked(COORD, drive.request(), KEY))
+    drive(ev.DropRequested(COORD, drive.request(), KEY))
     actions = drive.ask_deploy(deploy(ONE_PART, plan=PlanKey(7, 2), blobs=(weight("other"),)))
     assert one(ev.AbandonFetch, actions).attempt == stuck.attempt
     assert one(ev.Fetch, actions).holder == ME
@@ -152,7 +152,7 @@ def test_a_fetch_under_way_serves_the_next_plan_that_names_its_holder() -> None:
     drive = Driver()
     fetch = one(ev.Fetch, drive.ask_deploy(deploy(ONE_PART, blobs=(weight(PEER),))))
     fetch = one(ev.Fetch, drive(ev.BlobNotFound(fetch.attempt, BlobMissing("not here"))))
-    drive(ev.DropAsked(COORD, drive.request(), KEY))
+    drive(ev.DropRequested(COORD, drive.request(), KEY))
     assert drive.ask_deploy(deploy(ONE_PART, plan=PlanKey(7, 2), blobs=(weight(PEER, ""),))) == []
     assert of(ev.Prepare, drive(ev.BlobFound(fetch.attempt, "shared")))
 
@@ -172,8 +172,8 @@ def test_blobs_of_a_deployed_plan_are_pinned_until_it_is_dropped() -> None:
     seen = drive.deployed(deploy(ONE_PART, blobs=(weight(PEER),)))
     assert one(ev.PinBlobs, seen).blobs == frozenset([WEIGHT])
     assert of(ev.PinBlobs, drive.deployed(deploy(ONE_PART, plan=PlanKey(7, 2), blobs=(weight(PEER),)))) == []
-    assert of(ev.UnpinBlobs, drive(ev.DropAsked(COORD, drive.request(), KEY))) == []
-    actions = drive(ev.DropAsked(COORD, drive.request(), PlanKey(7, 2)))
+    assert of(ev.UnpinBlobs, drive(ev.DropRequested(COORD, drive.request(), KEY))) == []
+    actions = drive(ev.DropRequested(COORD, drive.request(), PlanKey(7, 2)))
     assert one(ev.UnpinBlobs, actions).blobs == frozenset([WEIGHT])
 
 
@@ -258,7 +258,7 @@ def test_a_worker_that_leaves_starts_no_host_again_and_waits_for_nothing() -> No
         drive(ev.HostReady(0))
     drive(ev.HostLost(0, DeviceLost("again")))
     assert drive.machine.next_deadline() is not None
-    drive(ev.DrainAsked("asked to stop"))
+    drive(ev.DrainRequested("asked to stop"))
     assert drive.machine.next_deadline() is None
 
 
@@ -334,14 +334,14 @@ def test_only_the_owner_may_deploy() -> None:
 def test_a_plan_of_another_epoch_or_a_dropped_one_is_stale() -> None:
     drive = Driver()
     assert isinstance(one(ev.Refuse, drive.ask_deploy(deploy(ONE_PART, plan=PlanKey(6, 1)))).error, StaleGeneration)
-    assert drive(ev.DropAsked(COORD, drive.request(), KEY)) == [ev.Reply(drive.requests, Done())]
+    assert drive(ev.DropRequested(COORD, drive.request(), KEY)) == [ev.Reply(drive.requests, Done())]
     assert isinstance(one(ev.Refuse, drive.ask_deploy(deploy(ONE_PART))).error, StaleGeneration)
 
 
 def test_dropping_a_plan_while_it_deploys_refuses_the_deploy() -> None:
     drive = Driver()
     drive.ask_deploy(deploy(ONE_PART))
-    actions = drive(ev.DropAsked(COORD, drive.request(), KEY))
+    actions = drive(ev.DropRequested(COORD, drive.request(), KEY))
     assert isinstance(one(ev.Refuse, actions).error, StaleGeneration)
     assert of(ev.Unprepare, actions) and one(ev.Reply, actions).message == Done()
 
@@ -397,7 +397,7 @@ def test_pushes_before_their_run_are_bounded_and_the_run_is_refused_rather_than_
 @pytest.mark.parametrize("key", [PlanKey(6, 1), PlanKey(7, 5)])
 def test_stale_pushes_are_released(key: PlanKey) -> None:
     drive = Driver()
-    drive(ev.DropAsked(COORD, drive.request(), PlanKey(7, 5)))
+    drive(ev.DropRequested(COORD, drive.request(), PlanKey(7, 5)))
     assert drive.push(0, 0, big("late"), plan=key) == [ev.Release(big("late"))]
 
 
@@ -504,7 +504,7 @@ def test_cancelling_a_step_frees_its_tensors_and_dispatches_nothing_more() -> No
     drive.deployed(deploy(part(0, [EDGE_IN, edge(9, 1)], [TO_COORD])))
     drive.run()
     drive.push(0, 0, big("x"))
-    actions = drive(ev.CancelAsked(COORD, KEY, 0))
+    actions = drive(ev.CancelRequested(COORD, KEY, 0))
     assert one(ev.Release, actions).tensor == big("x")
     assert isinstance(one(ev.Refuse, actions).error, Cancelled)
     assert drive.push(0, 1, big("y")) == [ev.Release(big("y"))]
@@ -514,7 +514,7 @@ def test_what_a_cancelled_step_was_computing_is_freed_when_it_comes() -> None:
     drive = Driver()
     drive.deployed(deploy(ONE_PART))
     execute = one(ev.Execute, drive.run(0, (0, 0, SMALL)))
-    assert one(ev.StopRun, drive(ev.CancelAsked(COORD, KEY, 0))) == ev.StopRun(execute.device, execute.run)
+    assert one(ev.StopRun, drive(ev.CancelRequested(COORD, KEY, 0))) == ev.StopRun(execute.device, execute.run)
     actions = drive(ev.PartExecuted(execute.run, (ev.PartOutput(files=(big("x"),)),), 0.0))
     assert actions == [ev.Release(big("x"))]
 
@@ -522,7 +522,7 @@ def test_what_a_cancelled_step_was_computing_is_freed_when_it_comes() -> None:
 def test_a_cancel_that_overtakes_its_run_wins() -> None:
     drive = Driver()
     drive.deployed(deploy(ONE_PART))
-    drive(ev.CancelAsked(COORD, KEY, 0))
+    drive(ev.CancelRequested(COORD, KEY, 0))
     assert isinstance(one(ev.Refuse, drive.run(0, (0, 0, SMALL))).error, StaleGeneration)
     assert of(ev.Execute, drive.run(1, (0, 0, SMALL)))
 
@@ -532,9 +532,9 @@ def test_a_device_goes_on_with_the_next_step_when_one_is_cancelled() -> None:
     drive.deployed(deploy(ONE_PART))
     first = one(ev.Execute, drive.run(0, (0, 0, SMALL)))
     drive.run(1, (0, 0, SMALL))
-    assert of(ev.Execute, drive(ev.CancelAsked(COORD, KEY, 0))) == [], "the device is still busy with it"
+    assert of(ev.Execute, drive(ev.CancelRequested(COORD, KEY, 0))) == [], "the device is still busy with it"
     assert one(ev.Execute, drive(ev.ExecuteFailed(first.run, Cancelled("stopped")))).inputs
-    assert of(ev.StopRun, drive(ev.CancelAsked(COORD, KEY, 0))) == [], "that one is over; another runs now"
+    assert of(ev.StopRun, drive(ev.CancelRequested(COORD, KEY, 0))) == [], "that one is over; another runs now"
 
 
 def test_dropping_a_plan_stops_its_pushes_and_refuses_its_steps() -> None:
@@ -542,7 +542,7 @@ def test_dropping_a_plan_stops_its_pushes_and_refuses_its_steps() -> None:
     drive.deployed(deploy(part(0, [CALL_INPUT], [[Target(PEER, 1, 0)]])))
     execute = one(ev.Execute, drive.run(0, (0, 0, SMALL)))
     push = one(ev.SendPush, drive(ev.PartExecuted(execute.run, made(SMALL), 0.0)))
-    actions = drive(ev.DropAsked(COORD, drive.request(), KEY))
+    actions = drive(ev.DropRequested(COORD, drive.request(), KEY))
     assert one(ev.StopPush, actions).push == push.push and of(ev.Refuse, actions) and of(ev.Unprepare, actions)
     assert drive(ev.PushSent(push.push)) == []
 
@@ -559,15 +559,15 @@ def test_a_drain_hands_back_and_ends_with_zero() -> None:
     drive = Driver()
     drive.deployed(deploy(part(0, [EDGE_IN], [TO_COORD])))
     drive.run()
-    actions = drive(ev.DrainAsked("asked to stop by SIGTERM"))
+    actions = drive(ev.DrainRequested("asked to stop by SIGTERM"))
     assert [type(action) for action in actions[:1]] == [ev.SendLeaving]
     assert one(ev.Stop, actions) == ev.Stop(0, "asked to stop by SIGTERM")
     assert of(ev.Refuse, actions), "the unfinished step is handed back"
-    assert drive(ev.DrainAsked("again")) == []
+    assert drive(ev.DrainRequested("again")) == []
 
 
 def test_a_free_worker_drains_without_telling_anybody() -> None:
-    assert Driver(join=False)(ev.DrainAsked("enough")) == [ev.Stop(0, "enough")]
+    assert Driver(join=False)(ev.DrainRequested("enough")) == [ev.Stop(0, "enough")]
 
 
 # -- random scripts
@@ -670,12 +670,12 @@ class World:
             part(2, [EDGE_IN, edge(0, 1)], [[Target(PEER, 5, 1)]], device=1),
         )
         message = deploy(*parts, plan=self.key(), blobs=(weight(PEER, ""),))
-        self.feed(ev.DeployAsked(self.coordinator, self.drive.request(), message))
+        self.feed(ev.DeployRequested(self.coordinator, self.drive.request(), message))
 
     def run(self) -> None:
         feeds = ((0, 0, self.file()),) if self.random.random() < 0.8 else ()
         self.runs += 1
-        self.feed(ev.RunAsked(self.coordinator, self.drive.request(), self.key(), self.step_number(), feeds))
+        self.feed(ev.RunRequested(self.coordinator, self.drive.request(), self.key(), self.step_number(), feeds))
 
     def push(self) -> None:
         where, slot = self.random.choice([(0, 1), (2, 0), (0, 0), (1, 0), (8, 8)])
@@ -717,11 +717,11 @@ class World:
                 self.feed(ev.NodeLinked(node) if lucky else ev.LinkFailed(node, NodeLost("no")))
 
     def cancel(self) -> None:
-        self.feed(ev.CancelAsked(self.coordinator, self.key(), self.step_number()))
+        self.feed(ev.CancelRequested(self.coordinator, self.key(), self.step_number()))
 
     def drop(self) -> None:
         if self.random.random() < 0.1:
-            self.feed(ev.DropAsked(self.coordinator, self.drive.request(), self.key()))
+            self.feed(ev.DropRequested(self.coordinator, self.drive.request(), self.key()))
 
     def lose(self) -> None:
         """The link ends, with a goodbye or without; whoever asked over it no longer waits."""
@@ -731,7 +731,7 @@ class World:
                 self.answered.add(request)
                 self.feed(ev.RequestGone(request))
             kept = tuple(generation for generation in range(self.generation + 1) if self.random.random() < 0.7)
-            self.feed(ev.JoinAsked(self.coordinator, self.drive.request(), COORD, 7, 0.1, 0.0, kept=kept))
+            self.feed(ev.JoinRequested(self.coordinator, self.drive.request(), COORD, 7, 0.1, 0.0, kept=kept))
 
     def lose_host(self) -> None:
         """What it ran and was to prepare is never answered."""
