@@ -1,1 +1,1 @@
-"""Delivery: plans, inputs and weights to workers, and what they send back."""
+"""Delivery: sends plans, inputs and weights to workers, and receives what they send back."""

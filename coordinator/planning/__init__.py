@@ -1,1 +1,1 @@
-"""Planning: the planners, which choose a Plan for a program on the machines of now.  Pure."""
+"""Planning: the planners, which choose a Plan for a program on the present workers.  Pure."""

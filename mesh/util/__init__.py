@@ -1,1 +1,1 @@
-"""Checks of arguments, units, and what else knows nothing of arrays."""
+"""Checks of arguments, units, and other helpers that know nothing of arrays."""

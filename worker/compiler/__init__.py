@@ -1,1 +1,1 @@
-"""What engines share that compile, whatever they compile for: passes over graphs, and functions of numbers."""
+"""Parts that all compiling engines share: passes over graphs, and functions of numbers."""

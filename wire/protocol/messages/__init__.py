@@ -1,4 +1,4 @@
-"""Messages: all that travel between two nodes, by what they are about, and how they become bytes.
+"""Messages: everything that two nodes send each other, by subject, and how it becomes bytes.
 
 A message is a msgspec Struct sent as a msgpack array: its tag, then its fields in this order.  To add a message, add a
 class to the file of its subject and name it in `AnyMessage`; to extend one, append a field with a default.  Either
