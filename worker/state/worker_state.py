@@ -49,7 +49,7 @@ class WorkerState:
         self._bounds = bounds or Bounds()
         self._lease = Lease(self._bounds.keep_orphans_s, self._bounds.served_epoch)
         self._kept_epoch = self._bounds.served_epoch  # that the disk has
-        self._joining: list[ev.JoinAsked] = []  # coordinators that wait until it has theirs
+        self._joining: list[ev.JoinRequested] = []  # coordinators that wait until it has theirs
         self._availability = Availability()
         self._earlier = frozenset[PlanKey]()  # plans of its earlier epochs that the owner goes on with
         self._devices = tuple(DeviceQueue() for _ in range(devices))
@@ -201,7 +201,7 @@ class WorkerState:
             return [*actions, ev.KeepServed(self._lease.served_epoch)]
         return [*actions, *self._joined(event, now)]
 
-    def _joined(self, event: ev.JoinAsked, now: float) -> list[ev.Action]:
+    def _joined(self, event: ev.JoinRequested, now: float) -> list[ev.Action]:
         made = {plan.key.generation: plan.carried.made for plan in self._plans.values() if plan.deployed}
         held = tuple(sorted(made))
         self.log.add(now, f"joined {event.name} epoch {event.epoch}" + (f" with {len(held)} plans" if held else ""))
@@ -224,7 +224,7 @@ class WorkerState:
         self.log.add(now, f"epoch {event.epoch} does not have this worker: {event.error}")
         return [ev.Refuse(join.request, event.error) for join in self._end_joins(event.epoch)]
 
-    def _end_joins(self, epoch: int) -> list[ev.JoinAsked]:
+    def _end_joins(self, epoch: int) -> list[ev.JoinRequested]:
         """The coordinators of this epoch that waited for the disk; they do no more."""
         ended = [join for join in self._joining if join.epoch == epoch]
         self._joining = [join for join in self._joining if join.epoch != epoch]

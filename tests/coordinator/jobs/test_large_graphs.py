@@ -55,7 +55,7 @@ def submits(service: Any, encoded: bytes) -> Awaitable[Any]:
     def seen(client: str) -> None:
         raise Known
 
-    service._table = SimpleNamespace(seen=seen)
+    service._table = SimpleNamespace(client_linked=seen)
     return service._submit(LINK, SimpleNamespace(graph=encoded, job="", inputs=(), params=()))
 
 

@@ -42,7 +42,7 @@ def test_inputs_of_both_parts_that_it_had_go_with_it(shared: SharedDir) -> None:
         )  # they do not fit into one message
         work.performers()[ev.Execute](ev.Execute(0, run, 1, inputs, (), 0))
     assert len(told) == len(files(shared)) == 2
-    work.lost(cast(Any, SimpleNamespace(device=0)), DeviceLost("it hung"))
+    work.on_lost(cast(Any, SimpleNamespace(device=0)), DeviceLost("it hung"))
     assert not files(shared) and isinstance(events[-1], ev.HostLost)
     shared.close()
 

@@ -248,7 +248,7 @@ def test_a_coordinator_has_this_worker_once_the_disk_has_its_epoch() -> None:
     actions = asks(drive, (7, 9), "other", PINS)
     assert one(ev.KeepServed, actions).epoch == 9
     assert not of(ev.ReplyJoined, actions) and not of(ev.StartBeats, actions), "it may be forgotten yet"
-    drive(ev.DropAsked("other", drive.request(), PINS, False))
+    drive(ev.DropRequested("other", drive.request(), PINS, False))
     kept = drive(ev.ServedKept(9))
     assert one(ev.ReplyJoined, kept).kept == (), "it is told what is here now"
     assert one(ev.StartBeats, kept).node == "other"
