@@ -20,6 +20,7 @@ import numpy as np
 
 from wire.errors import Cancelled, InputError, NodeLost, OutOfMemory, PlacementError, QueueFull
 from wire.system.memory import default_budget
+from wire.system.tasks import as_error
 
 from ..client.async_mesh import AsyncMesh
 from ..client.session import AsyncSession
@@ -630,19 +631,28 @@ class Generating:
             try:
                 await self._turn()
             except Exception as error:  # nobody else would tell those who wait
-                await self._close_session()
-                if self._elsewhere is not None and await self._elsewhere():
+                try:
+                    await self._recover(error)
+                except Exception as fault:  # nor of this
                     self._slots.lost()
-                    continue
-                if self._is_too_large(error):
-                    continue
-                self._slots.lost()
-                self._slots.pages_max = self._pages_max  # other workers may have the memory
-                self._fruitless += 1
-                self._rebuilt += 1
-                alone = self._fruitless > 1 and not self._mesh.live()  # the second session has waited for somebody
-                if not isinstance(error, NodeLost) or alone or self._fruitless > REBUILDS_MAX:
-                    self._fail_all(error)  # it belongs to those whose texts it ends
+                    self._fail_all(as_error("a batch of texts could not go on after a failure", fault))
+
+    async def _recover(self, error: Exception) -> None:
+        """Go on without the state: elsewhere, in a smaller pool, or in a new session; or end all texts with the
+        error."""
+        await self._close_session()
+        if self._elsewhere is not None and await self._elsewhere():
+            self._slots.lost()
+            return
+        if self._is_too_large(error):
+            return
+        self._slots.lost()
+        self._slots.pages_max = self._pages_max  # other workers may have the memory
+        self._fruitless += 1
+        self._rebuilt += 1
+        alone = self._fruitless > 1 and not self._mesh.live()  # the second session has waited for somebody
+        if not isinstance(error, NodeLost) or alone or self._fruitless > REBUILDS_MAX:
+            self._fail_all(error)  # it belongs to those whose texts it ends
 
     def _is_too_large(self, error: Exception) -> bool:
         """Whether the workers have no memory for the pool, and may have some for a smaller one, in which texts go on.

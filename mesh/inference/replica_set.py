@@ -257,6 +257,8 @@ class ReplicaSet:
                 await self.look()
             except MeshError as error:  # a coordinator elsewhere may be away for a while
                 log.debug("could not look at the workers: %s", error)
+            except Exception:  # without the next look, workers that come would never be used
+                log.exception("could not look at the workers")
 
     def _elsewhere(self, replica: _Replica) -> Elsewhere:
         async def went_on() -> bool:

@@ -9,7 +9,9 @@ import pytest
 from support.cases.language import golden_model
 
 from mesh import AsyncInferenceServer, AsyncMesh, Mesh
-from mesh.errors import QueueFull
+from mesh.errors import MeshError, QueueFull
+from mesh.inference import Generating
+from mesh.inference.generation_runner import TokenStream
 from mesh.inference.replica_set import ReplicaSet
 from mesh.inference.settings import Options, Sampling
 from mesh.simulation.loop import VirtualLoop
@@ -31,6 +33,10 @@ def replicas_of(server: AsyncInferenceServer) -> ReplicaSet:
     found = server._models["llama"].replicas
     assert found is not None
     return found
+
+
+async def to_the_end(stream: TokenStream) -> list[int]:
+    return [token async for token in stream]
 
 
 def spoken() -> list[list[int]]:
@@ -113,6 +119,49 @@ def test_a_worker_that_comes_is_another_replica_which_takes_texts_that_wait() ->
             await replicas.close()
 
     run(work())
+
+
+def test_replicas_that_could_not_look_at_the_workers_look_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        async with await simulated(2) as own:
+            replicas = await ReplicaSet.open(own, golden_model("llama"), Options(replicas=2), 4, look_s=1.0)
+            assert len(replicas.groups()) == 2
+            with monkeypatch.context() as broken:
+                broken.setattr(own, "nodes", lambda: 1 / 0)
+                await asyncio.sleep(3)
+            own.simulation.kill(own.simulation.names[1])
+            await asyncio.sleep(20)
+            assert len(replicas.groups()) == 1
+            await replicas.close()
+
+    run(work())
+    assert "could not look at the workers" in caplog.text
+
+
+def test_texts_end_where_it_cannot_be_found_out_whether_they_go_on_elsewhere(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        async with await simulated(1) as own:
+
+            async def broken() -> bool:
+                raise ZeroDivisionError("no workers to divide")
+
+            batch = Generating(own, golden_model("llama"), strategy="single", elsewhere=broken)
+            stream = batch.begin([3, 4], 28, ends=())
+            await stream.next()
+            own.simulation.kill(own.simulation.names[0])
+            with pytest.raises(MeshError, match="could not go on after a failure") as failed:
+                await to_the_end(stream)
+            assert "no workers to divide" in failed.value.cause
+            own.simulation.start(own.simulation.names[0])
+            assert [token async for token in batch.begin([3, 4], 3, ends=())] == golden_model("llama").generate(
+                [3, 4], max_new_tokens=3, ends=()
+            )
+            await batch.close()
+
+    run(work())
+    assert "no workers to divide" in caplog.text
 
 
 def test_a_text_goes_where_its_beginning_is_known() -> None:
