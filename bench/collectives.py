@@ -100,7 +100,7 @@ def show(n: int, rounds: Sequence[dict[str, Figures]]) -> None:
 
 
 def timed(barrier: Callable[[], Any], reduce: Callable[[], Any], rounds: int, looped: int = 0) -> list[float]:
-    """Seconds of each call on this rank; with `looped` of one among so many back to back."""
+    """Seconds of each call on this rank; or with `looped` of one call among that many back to back."""
     times = []
     if looped:
         for _ in range(3):

@@ -3,7 +3,7 @@
     python bench/elastic.py [--workers 8] [--seconds 40] [--every 5 10] [--torch PYTHON] [--rpc PYTHON] [--seed 0]
 
 Worker processes of paced compute (`mesh-worker --throttle`, so that cores are not the limit) train data-parallel with
-deterministic shards.  First nobody dies; then one worker gets SIGKILL every so many seconds, and is started again at
+deterministic shards.  First nobody dies; then one worker gets SIGKILL at regular intervals, and is started again at
 once.  Printed are the steps committed beside those of the run without faults, how long each fault stopped progress, how
 many steps were lost, and whether the weights are to the bit those of as many undisturbed steps in this process.
 It ends with 1 if a goal was missed.  Peers are measured with the scripts of `--peers` by a Python that has them, else

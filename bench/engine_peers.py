@@ -1,7 +1,7 @@
 """One engine, or one peer of the engines, in a process of its own: bench/engines.py starts it and asks for calls.
 
-A row of PEERS is a library: how it is set up for so many threads, and the cases that it has.  Every case gets the same
-numbers.  A call ends when its result is there; results of the first call are compared by their norm.
+A row of PEERS is a library: how it is set up for a number of threads, and the cases that it has.  Every case gets the
+same numbers.  A call ends when its result is there; results of the first call are compared by their norm.
 """
 
 from __future__ import annotations

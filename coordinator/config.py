@@ -25,7 +25,7 @@ class CoordinatorConfig:
     audit_untrusted: float = 0.02  # the same of parts on workers of other people, where that is more
     reproducible: bool = False  # only plans of which all have the same bits (planning/model/reproducible.py)
     plan_ahead: bool = True  # plans for the death of each worker are made before it dies
-    plan_ahead_min: int = PLAN_AHEAD_MIN  # for graphs of so many nodes times workers
+    plan_ahead_min: int = PLAN_AHEAD_MIN  # for graphs with at least this product of nodes and workers
     rehearsed_bytes_max: int = 256 * MIB  # of weights that a rehearsal may move; a recovery of more takes its time
 
     @property

@@ -18,7 +18,7 @@ import mesh.numpy as mnp
 from mesh import DistributedTrainer, Mesh, nn, optim, training
 
 SIZES = (64, 128, 10)
-TESTED = 5  # one row of so many is not learnt from
+TESTED = 5  # every fifth row is for testing
 
 
 def first_params() -> Any:

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def collector_paused() -> Iterator[None]:
-    """Nothing made here is garbage; looking for it among so many new objects takes up to as long as making them."""
+    """Nothing made here is garbage; looking for garbage among all the new objects takes up to as long as making
+    them."""
     enabled = gc.isenabled()
     gc.disable()
     try:

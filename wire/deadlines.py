@@ -45,7 +45,7 @@ class Deadline:
         assert bool(self.seconds) != (self.timeout in ROWS), "a number of its own, or a field of Timeouts"
 
     def of(self, size_bytes: int) -> float:
-        """The limit in seconds for so many bytes."""
+        """The limit in seconds for `size_bytes` bytes."""
         assert self.by_size
         return self.seconds + size_bytes / BYTES_PER_S_MIN
 

@@ -284,7 +284,7 @@ def _alone(device: DeviceProfile, index: int) -> DeviceProfile:
 
 
 def _little_program(gflops: float) -> Program:
-    """Matrix products that take TRIAL_S at so many GFLOP/s, of nothing that would have to be sent."""
+    """Matrix products that take TRIAL_S at `gflops` GFLOP/s, of nothing that would have to be sent."""
     width = next(width for bound, width in WIDTHS if gflops <= bound)
     layers = math.ceil(TRIAL_S * gflops * 1e9 / (2 * width**3))
     return _products(width, min(max(layers, 1), TRIAL_LAYERS_MAX))

@@ -33,7 +33,7 @@ from .spmd.uneven_ranks import plan_shares
 
 GAIN_MIN = 0.05  # of a call's time: what saves less is not worth another worker, nor another order of additions
 COMMON = 0.25  # as a power: how much of the error of predictions for several workers those for one have, and conversely
-BY_SPEED_GAIN_MIN = 0.2  # so many parts are dispatched, and are too short to tell how well a device is
+BY_SPEED_GAIN_MIN = 0.2  # many parts are dispatched, and are too short to tell how well a device is
 NODES_MAX = 4_000  # of all programs that are split together: the partitioner takes 0.2 to 0.7 ms for a node
 NOTABLE = 2.0  # how many times slower or further away a worker without work is, for a plan's reasons to name it
 PROBE_BYTES = 1 << 20
@@ -253,7 +253,8 @@ def _batches(graph: WireGraph) -> list[tuple[str, ...]]:
 
 
 def _least_s(graph: WireGraph, profiles: Profiles, ranks: int, whole_s: Sequence[float]) -> float:
-    """What so many ranks take if the work divides evenly, nothing is exchanged and the fastest devices do it.
+    """The seconds that `ranks` ranks take if the work divides evenly, nothing is exchanged and the fastest devices do
+    it.
 
     `whole_s` is what each worker takes for all of it.
     """

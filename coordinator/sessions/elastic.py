@@ -62,7 +62,7 @@ Planner = Callable[[Program, Profiles], Awaitable[Plan]]
 class Elastic:
     """Programs by portions, for up to `most` workers; `make` makes one, and what takes long is done `aside`.
 
-    A batch has so many `pieces` to be shared out by speed, 0 where shares are even; `everybody` has some of them.
+    A batch has `pieces` pieces to be split by speed, 0 where shares are even; `everybody` has some of them.
     """
 
     most: int

@@ -256,7 +256,7 @@ class ForgetFeeds:
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """The session may be driven by who claimed it: so many steps are done."""
+    """The client that claimed the session may drive it: `steps` steps are done."""
 
     steps: int
 

@@ -98,8 +98,8 @@ class Sessions:
         self._tell_each(lambda session: session.nodes_changed(error, away))
 
     def node_returned(self, node: str, kept: Mapping[int, int]) -> None:
-        """A worker joined again, and has kept these plans, by generation, of each of which it has done so many
-        steps."""
+        """A worker joined again, and has kept these plans, by generation, with the number
+        of steps that it has done of each."""
         members = self._context.plans.members
         self._kept_by = {each: done for each, done in self._kept_by.items() if each in members} | {node: kept}
         self._tell_each(lambda session: session.feed(ev.NodeReturned(node, frozenset(kept), kept)))

@@ -104,7 +104,7 @@ class CurrentPlan(LivePlan):
         return value
 
     def back(self, node: str, kept: bool, steps: int = 0) -> None:
-        """A worker that was away is back, and has kept the plan, or not, of which it has done so many steps."""
+        """A worker that was away is back, and has kept the plan, or not.  It has done `steps` steps of it."""
         pieces = self.away.pop(node, None)
         if pieces is not None and kept:
             self.made[node] = self.start + steps

@@ -21,7 +21,7 @@ from ..planning.model.profiles import CLIENT, LAN, SAME_HOST, Link
 
 Pair = tuple[str, str]  # from, to
 
-PEERS_MAX = 32  # a node is probed with so many others: in a larger mesh the rest is assumed
+PEERS_MAX = 32  # a node is probed with at most as many others: in a larger mesh the rest is assumed
 REST_S = 0.5  # after joining: what a worker joined for comes first
 RETRY_S_FIRST, RETRY_S_MAX = 30.0, 300.0
 HOP_S = SAME_HOST.latency_s  # what a hop costs where the way itself costs nothing

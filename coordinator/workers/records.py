@@ -52,7 +52,7 @@ class Member:
     loop_lag_s: float = 0.0  # how long its event loop stood still at most of late
 
     async def answer(self, message: Message, deadline: Deadline, size_bytes: int) -> Message:
-        """Ask the worker, about so many bytes; DeadlineExceeded if it shows no sign of work for that long."""
+        """Ask the worker, about `size_bytes` bytes; DeadlineExceeded if it shows no sign of work for that long."""
         name, worked_s = self.profile.name, lambda: self.worked_s
         return await within(deadline, self.link.request(message), name, size_bytes, worked_s, WORK_LONGEST)
 

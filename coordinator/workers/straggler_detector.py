@@ -32,8 +32,8 @@ CLOCK_S = 1e-7  # what clocks tell apart: nothing takes less
 BASE_S = 0.002  # added to either side: what takes no time says more about the machine's noise than about the device
 TRIFLE_S = BASE_S / 32  # what takes less says nothing about the device
 WINDOW = 31  # runs that say how long a part takes while its device is well
-KNOWN_MIN = 3  # of so many it is known
-SEEN = 5  # of so many runs the middle one counts, so that two that were held up are an accident
+KNOWN_MIN = 3  # runs, from which on its speed is known
+SEEN = 5  # runs, of which the median counts, so that two that were held up change nothing
 SEEN_MIN = 3
 SLOW = 1.7  # times as long as in good runs: slow
 RARE_MARGIN = 1.5  # and that much longer than what is rare for the device
@@ -138,7 +138,7 @@ class StragglerDetector:
     # -- what happens
 
     def took(self, plan: Plan, seconds: Mapping[int, float], calls: int) -> list[str]:
-        """Parts of a plan took so many seconds on one worker, with so many calls under way; what that changes, for
+        """Parts of a plan took `seconds` on one worker, while `calls` calls ran; what that changes, for
         people.  With none it was a trial, and is forgotten once the device is well.  Parts whose work depends on values
         say nothing; of ranks, who wait for each other, what they compute themselves counts."""
         if self._are_trifles(plan, seconds, calls):

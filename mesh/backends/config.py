@@ -20,7 +20,7 @@ from .enrolment import joined_mesh
 
 @dataclass(frozen=True, slots=True)
 class LocalSpec:
-    """Workers to start on this machine, of so many threads each; with 0 they share its cores."""
+    """Workers to start on this machine, with `threads` threads each; with 0 they share its cores."""
 
     count: int
     engine: str | tuple[str, ...]

@@ -73,7 +73,7 @@ class RemoteSession:
 
     `ask` asks over it until there is an answer, `offered` holds what the coordinator may fetch, `named` makes values
     for messages, `tell` sends a message if the link stands, and `ended` is called at the end.  Without `opening` it was
-    attached to by this `token`, after so many `steps`."""
+    attached to by this `token`, after `steps` steps."""
 
     def __init__(
         self,

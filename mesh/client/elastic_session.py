@@ -22,7 +22,7 @@ from ..functions.step_trace import Stepping
 
 
 class Elastic:
-    """`make(portions)` traces the step for them, for up to `most` workers; the first is for so many `workers`.
+    """`make(portions)` traces the step for them, for up to `most` workers; the first is for `workers` workers.
 
     A batch can be cut into `pieces` at most, 0 where workers have even shares of it whatever their speed is.  With
     `everybody` no worker is left out because it is slow.

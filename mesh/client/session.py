@@ -131,7 +131,7 @@ class AsyncSession:
         InputError
             If shapes or dtypes differ from those of the examples.
         LimitExceeded
-            If what is not over on this mesh holds so many arguments that these have no room: 512 MiB in all.
+            If unfinished calls and steps on this mesh leave no room for these arguments: 512 MiB in all.
         """
         inputs = self.stepping.bind(self.stepping.merge_arguments(args, named))
         held_bytes = bytes_of(inputs)
@@ -384,7 +384,7 @@ class Here:
 
 
 def check_choices(copies: str, every: int, ahead: int | None) -> None:
-    """Raise InputError unless a session can have these copies, so often, and so many steps in flight."""
+    """Raise InputError unless a session can have these `copies`, after `every` steps, and `ahead` steps in flight."""
     check_copies(copies)
     integer(every, "every= counts steps, and", 1, STEPS_MAX)
     if ahead is not None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from wire.errors import LimitExceeded, MeshError
 from wire.units import need_text, room_text, size_text
 
-EACH_BYTES = 4096  # counted for a call or step beside its arguments: so many of them take memory too
+EACH_BYTES = 4096  # counted for a call or step beside its arguments, since it takes memory too
 
 
 class ArgumentRoom:

@@ -313,7 +313,7 @@ class Array(Typed):
         return self._call("clip", min, max)
 
     def round(self, decimals: int = 0) -> Array:
-        """Return the elements rounded to so many decimals; halves go to the even neighbour."""
+        """Return the elements rounded to `decimals` decimals; halves go to the even neighbour."""
         return self._call("round", decimals)
 
     def take(self, indices: Operand, axis: int | None = None) -> Array:

@@ -69,7 +69,7 @@ class Stateful:
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """A session that this process took up: it has done so many `steps`.  `fixed` gives the params by these names that
+    """A session that this process attached to: it has done `steps` steps.  `fixed` gives the params by these names that
     no step changes."""
 
     running: Lasting

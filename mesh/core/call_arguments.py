@@ -83,7 +83,7 @@ def positional(fn: Function, args: tuple[Any, ...], keywords: Mapping[str, Any])
 
 
 def check_call(fn: Function, args: Sequence[Any], keywords: Mapping[str, Any]) -> None:
-    """Raise InputError if `fn` does not take so many arguments, or not these by name."""
+    """Raise InputError if `fn` cannot be called with this number of arguments, or with these names."""
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):  # a builtin without one

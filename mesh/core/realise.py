@@ -40,7 +40,7 @@ class Evaluator(Protocol):
 
 _CURRENT: ContextVar[Evaluator | None] = ContextVar("mesh_evaluator", default=None)
 SETTLED_ELEMENTS_MAX = 64
-HISTORY_NODES_MAX = 100  # of numbers that are more, or that come of handles: these are computed once in so many steps
+HISTORY_NODES_MAX = 100  # of the expression of a number that has more elements, or handles, before it is computed
 NODES_PER_RUN = 20_000  # a longer expression is computed in several runs; a graph may not have more than 100k nodes
 
 

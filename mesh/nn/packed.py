@@ -114,7 +114,7 @@ def packed_bytes(values: NDArray[np.uint8]) -> NDArray[np.uint32]:
 
 
 def _words(levels: NDArray[np.uint8], width: int) -> NDArray[np.uint32]:
-    """(in * width / 32, out) of levels (out, in) of so many bits."""
+    """(in * width / 32, out) of levels (out, in) of `width` bits."""
     shares = 8 // width
     lanes = levels.reshape(levels.shape[0], -1, shares)
     filled = lanes[..., 0].copy()

@@ -218,7 +218,7 @@ def diff(
         layers = [_border(border, array, place) for border in borders]
         at = 0 if prepend is None else 1
         array = concat([*layers[:at], array, *layers[at:]], axis=place)
-    for _ in range(min(n, array.shape[place])):  # more leave nothing, as so many do
+    for _ in range(min(n, array.shape[place])):  # more leave nothing, as this number does
         dim = array.shape[place]
         later, earlier = part(array, place, min(1, dim), dim), part(array, place, 0, max(dim - 1, 0))
         unlike = array.type.dtype is BOOL

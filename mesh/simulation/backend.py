@@ -255,7 +255,7 @@ class Simulation:
         name : str
             The worker.
         times : float
-            It takes so many times as long.
+            How many times as long its devices take.
         """
         self._do(lambda: self._cluster.slow(name, times))
 

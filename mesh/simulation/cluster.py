@@ -185,7 +185,7 @@ class Cluster:
         loop.stop_process(name, seconds)
 
     def slow(self, name: str, times: float) -> None:
-        """A worker's device takes so many times as long as its figures say."""
+        """A worker's device takes `times` times as long as its figures say."""
         self._check(name)
         self.tell(f"{name} computes {times:.3g} times slower")
         self._device(name).slower = times

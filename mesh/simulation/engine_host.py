@@ -42,7 +42,7 @@ class Device:
     dispatch_s: float = 0.00002
     memory_bytes: int = 8 * GIB
     compile_s: float = 0.005  # of a part
-    slower: float = 1.0  # everything takes so many times as long
+    slower: float = 1.0  # how many times as long everything takes
     stuck: bool = False  # it takes messages, beats, and never answers one
     silent: bool = False  # it does not even beat
     fails_after: int | None = None  # parts until the device is lost, once; None: never

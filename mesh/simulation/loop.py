@@ -20,7 +20,7 @@ from typing import Any
 
 PROCESS: ContextVar[str] = ContextVar("process", default="")  # whose a callback is; "" is the user's program
 ROUNDS_MAX = 200_000  # a busy moment of a thousand nodes has some thousands
-TIMERS_MIN = 256  # from so many on, those that were cancelled are looked for: of some the moment is hours away
+TIMERS_MIN = 256  # from this number on, cancelled ones are removed: some would stay for hours
 FILES_EVERY = 1000  # rounds of one moment: so often real files are looked at while there is anything else to do
 
 

@@ -22,7 +22,7 @@ BURST_S = 0.002  # what the line holds back and sends at once: timers are not mo
 
 
 class Line:
-    """Bytes leave one after the other.  `send_s` says when a frame of so many bytes has left."""
+    """Bytes leave one after the other.  `send_s` says when a frame of a given size has left."""
 
     def __init__(self, bytes_per_s: float) -> None:
         self._bytes_per_s = bytes_per_s

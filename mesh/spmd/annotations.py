@@ -252,7 +252,7 @@ def auto_sharding(
     memory_bytes : int, optional
         How many bytes of the arguments a rank may hold.
     tries_max : int, optional
-        If there are at most so many choices, all are compared, which proves the best.  Else it is searched for.
+        With at most this number of choices all are compared, which proves the best.  Otherwise it is searched for.
     **named : pytree
         Arguments by name.
 

@@ -101,7 +101,7 @@ def _seen(
 
 
 def _in_blocks(array: Array, blocks: int, size: int) -> Array:
-    """Rows in blocks of so many, the last one filled up with copies of the first row."""
+    """Rows in blocks of `size`, the last one filled up with copies of the first row."""
     missing = blocks * size - array.shape[0]
     filled: Sequence[Array] = [array, mnp.repeat(array[:1], missing, axis=0)] if missing else [array]
     return mnp.reshape(mnp.concat(filled), (blocks, size, *array.shape[1:]))

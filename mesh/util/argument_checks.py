@@ -58,7 +58,7 @@ def check_number(value: Any, what: str, least: float = -math.inf, below: float =
 
 
 def axis_of(axis: Any, rank: int, asker: str, of: object, error: type[MeshError] = InputError) -> int:
-    """An axis of something of so many dimensions, counted from 0."""
+    """An axis of something with `rank` dimensions, counted from 0."""
     at = integer(axis, f"the axis of {asker}")
     if not -rank <= at < rank:
         raise error(
@@ -68,7 +68,7 @@ def axis_of(axis: Any, rank: int, asker: str, of: object, error: type[MeshError]
 
 
 def pairs_of(pairs: Any, ranks: int) -> list[tuple[int, int]]:
-    """Sources and destinations among so many ranks, none of either twice."""
+    """Sources and destinations among `ranks` ranks, none of either twice."""
     checked: list[tuple[int, int]] = []
     for pair in items(pairs, "the pairs of permute are (source, destination), of which"):
         ends = items(pair, "a pair of permute is (source, destination), of which")

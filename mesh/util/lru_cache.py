@@ -18,7 +18,7 @@ Value = TypeVar("Value")
 
 
 class Latest(Generic[Value]):
-    """A cache of at most so many values, of so many bytes in all; the newest is kept whatever its size."""
+    """A cache with bounds on the number of its values and on their bytes; the newest is kept whatever its size."""
 
     def __init__(self, count_max: int, bytes_max: int) -> None:
         self._count_max = count_max

@@ -50,7 +50,7 @@ def coefficients(k: int, extra: int, wanted: int, there: tuple[int, ...]) -> tup
 
 
 def combined(terms: Iterable[tuple[int, Bytes]], size_bytes: int) -> NDArray[np.uint8]:
-    """The sum of contents by their coefficients, so many bytes of it."""
+    """The first `size_bytes` bytes of the sum of contents by their coefficients."""
     total = np.zeros(size_bytes, np.uint8)
     for coefficient, content in terms:
         add(total, coefficient, content)

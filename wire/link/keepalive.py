@@ -104,7 +104,7 @@ class LinkWatch:
 
 
 def resting_s(links: int, few_s: float) -> float:
-    """The silence after which a link that nothing depends on is asked, where there are so many links; `few_s` is that
+    """The silence after which a link that nothing depends on is asked, where there are `links` links; `few_s` is that
     where there are few."""
     return min(max(few_s, links / RESTING_ASKED_PER_S), RESTING_TIMES_MAX * few_s)
 

@@ -1,6 +1,6 @@
 """Batch shares: how a batch is shared out among ranks, whatever it is of.  It knows no rows and no workers.
 
-A number is even portions for so many ranks.  A tuple says by rank how many units it has of as many as they are in all,
+A number n means even portions for n ranks.  A tuple says by rank how many units it has of as many as they are in all,
 most first, so that those that differ only in who is who are the same program.
 """
 
@@ -20,7 +20,7 @@ def ranks_of(portions: Portions) -> int:
 
 
 def ends_of(units: tuple[int, ...], pieces: int) -> list[int]:
-    """The end of each rank's share of so many pieces: as near to its units as whole pieces go."""
+    """The end of each rank's share of `pieces` pieces: as near to its units as whole pieces go."""
     return [pieces * sum(units[: rank + 1]) // sum(units) for rank in range(len(units))]
 
 

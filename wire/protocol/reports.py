@@ -28,7 +28,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class PartReport:
-    """One part of the graph, of so many nodes, on one device; `wait_s` is until its last input was there."""
+    """One part of the graph, with its number of nodes, on one device; `wait_s` is until its last input was there."""
 
     part: int
     engine: str

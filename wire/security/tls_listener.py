@@ -1,4 +1,4 @@
-"""A listening port that hears only so many strangers at once, whatever comes (docs/protocol.md, "Joining").
+"""A listening port that hears a bounded number of strangers at once (docs/protocol.md, "Joining").
 
 It accepts every connection, so that a flood costs the kernel nothing, and closes those beyond the gate's limits.  TLS
 takes 300 KiB, so it only begins when the whole first record is there and can be TLS's; what does not begin so goes at

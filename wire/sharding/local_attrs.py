@@ -21,7 +21,7 @@ Row = Callable[[Attrs, Rule, Sequence[int], Sequence[Shape], Shape], dict[str, A
 def local_attrs(
     op: str, attrs: Attrs, rule: Rule, shards: Sequence[int], types: Sequence[TensorType], result: TensorType
 ) -> dict[str, Any]:
-    """The attributes of a rank's share of a node, of which each factor is split into so many `shards`."""
+    """The attributes of a rank's share of a node, of which each factor is split into the number in `shards`."""
     row = LOCAL.get(op)
     if row is None:
         return dict(attrs)

@@ -47,12 +47,12 @@ class Rule:
         return replace(self, whole=frozenset([factor for factor, how in self.reduced.items() if how in ORDERED]))
 
     def may_split(self, factor: int, shards: int) -> bool:
-        """Whether so many ranks can share a factor out."""
+        """Whether `shards` ranks can split a factor."""
         return factor not in self.whole and (factor not in self.exact or self.sizes[factor] % shards == 0)
 
 
 def local_of(shape: Sequence[int], made: Made, shards: Sequence[int]) -> tuple[int, ...]:
-    """The shape that a rank has if each factor is split into so many shards."""
+    """The shape that a rank has if each factor is split into the number in `shards`."""
     local_shape = []
     for dim, factors in zip(shape, made, strict=True):
         for factor in factors:

@@ -111,7 +111,7 @@ def sent_separately(arrays: Iterable[NDArray[Any]]) -> list[bool]:
 
 
 def room_for(size_bytes: int) -> memoryview:
-    """A buffer in which so many bytes may arrive; OutOfMemory if they never could.
+    """A buffer in which `size_bytes` bytes may arrive; OutOfMemory if they never could.
 
     Not filled with zeros, so that memory is taken as bytes come and not for a size that somebody claims.
     """
@@ -238,7 +238,7 @@ class BlobExchange:
             ) from None
 
     async def fetch_all(self, link: Link, values: Sequence[NamedValue]) -> list[NDArray[Any]]:
-        """Fetch as `fetch_named` does, some at a time: a link has room for so many requests."""
+        """Fetch as `fetch_named` does, some at a time, since a link has room for a bounded number of requests."""
         some = asyncio.Semaphore(FETCHES_MAX)
 
         async def fetch(value: NamedValue) -> NDArray[Any]:

@@ -56,7 +56,7 @@ class Meter:
             size_bytes *= GROWTH
 
     async def _seconds(self, link: Link, size_bytes: int, rtt_s: float) -> float:
-        """How long so many bytes take, over and above a round trip."""
+        """The seconds that `size_bytes` bytes take beyond a round trip."""
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         await self._send(link, size_bytes)

@@ -84,7 +84,7 @@ class _Arriving:
 class RelayReceiver:
     """One worker's end where tensors arrive.
 
-    `allocate` gives a label to a tensor of so many bytes from a node, or raises a MeshError for one that is not wanted.
+    `allocate` gives a label to a tensor of a given size from a node, or raises a MeshError for one that is not wanted.
     `write` keeps a piece under the label, from an offset on; MeshError where it has no room.  `release` takes back what
     was never completed.
     """

@@ -162,7 +162,7 @@ class Executor:
         writer.write(self._envelope, data, lends)
 
     def receive_short(self, source: int, size_bytes: int) -> RingReader:
-        """Wait for the next message, of so many bytes.  Returns the ring buffer that has it, to be released."""
+        """Wait for the next message, of `size_bytes` bytes.  Returns the ring buffer that has it, to be released."""
         message = self._arrived(source, (source,))
         self._received_from.add(source)
         assert isinstance(message, RingReader)

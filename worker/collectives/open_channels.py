@@ -56,7 +56,7 @@ def open_rank(
 
 
 def is_oversubscribed(ranks: int) -> bool:
-    """Whether so many ranks on this machine have fewer than two cores each: one to compute, and one to move bytes."""
+    """Whether `ranks` ranks on this machine have fewer than two cores each: one to compute, and one to move bytes."""
     return 2 * ranks > core_count()
 
 

@@ -40,7 +40,7 @@ SLOT_BYTES = 256 * KIB - ENVELOPE_BYTES  # payload; less costs more steps, more 
 ERROR_BYTES_MAX = 3072
 
 _WRITTEN, _READ, _SHAPE, _FAILED, _ERROR, _LENGTHS = 0, 16, 32, 48, 64, 80  # in words of 8 bytes: cache lines apart
-SLOTS_MAX = 32  # the page has room for the lengths of so many messages
+SLOTS_MAX = 32  # messages, for whose lengths the page has room
 _ERROR_AT = 1024
 _ENVELOPE = struct.Struct("<QIBBBB8Q")  # tag, group, operation, reduction, dtype, dimensions, and these
 
@@ -105,8 +105,8 @@ def size_of(slots: int = SLOTS, slot_bytes: int = SLOT_BYTES) -> int:
 
 
 def slot_bytes_for(ranks: int) -> int:
-    """The payload of a slot for so many ranks.  A rank writes to one ring buffer per other rank, and all of these
-    together take at most BUFFERS_BYTES_MAX."""
+    """The bytes of a slot's payload for `ranks` ranks.  A rank writes to one ring buffer per other rank, and all of
+    these together take at most BUFFERS_BYTES_MAX."""
     share = BUFFERS_BYTES_MAX // (SLOTS * max(ranks - 1, 1))
     return min(SLOT_BYTES, (1 << max(share.bit_length() - 1, SLOT_BITS_MIN)) - ENVELOPE_BYTES)
 
@@ -173,7 +173,7 @@ class RingWriter(_Ring):
         return self._typed(dtype)[self.written % self.slots]
 
     def publish(self, envelope: bytes, size_bytes: int) -> None:
-        """Give the next slot, whose payload has so many bytes, to the reader."""
+        """Give the next slot, whose payload has `size_bytes` bytes, to the reader."""
         slot = self.written % self.slots
         self._envelopes[slot][:] = envelope
         self._words[_LENGTHS + slot] = size_bytes

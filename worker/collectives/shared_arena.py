@@ -99,7 +99,7 @@ def fits_arena(kind: TensorType) -> bool:
 
 
 def operand_bytes(graph: WireGraph, ranks: int) -> int:
-    """The size of the half for operands that one of so many ranks needs for a graph; 0 if no tensor is large.
+    """The size of the half for operands that one of `ranks` ranks needs for a graph; 0 if no tensor is large.
     Collectives in loops use what is left."""
     nodes = [node for node in graph.nodes if node.op == ARENA_OP and math.prod(node.attrs["sizes"]) == ranks]
     kinds = [graph.types[node.inputs[0]] for node in nodes]

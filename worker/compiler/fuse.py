@@ -37,14 +37,16 @@ REDUCTIONS = frozenset({"reduce_sum", "reduce_prod", "reduce_max", "reduce_min",
 COMPUTED_BY = {"sort": MOVES | {"cast", "pad"}, "join": {"reshape"}}  # what families of few ops compute while loading
 
 WEIGHTS_MAX = (150, 30, 5)  # of one group's inlined nodes: bounds compile time and recursion; smaller if text gets long
-VIEW_AXES = 4  # a view of so many axes more weighs one more: each axis may cost a division
+VIEW_AXES = 4  # for each multiple of this number of axes a view weighs one more: an axis may cost a division
 COSTLY_WEIGHT = 8  # a polyfill is tens of instructions; drivers inline it and compile slower than linearly
 ANCHORS_MAX = 12  # reductions of one kernel: each has up to two accumulators per invocation in workgroup memory
 CLASSES_MAX = 6  # different index maps under which one node is computed in one kernel
 EXPRESSIONS_MAX = 6_000  # distinct scalar expressions of one group's symbolic lowering
 COPY_COST_MAX = 6  # a node cheaper than this may be computed by several kernels rather than stored
 PICKED_ROWS_MAX = 64  # of a product whose operand is picked in its kernel: each block of rows picks it again
-UNPACKED_MIN = 2  # an operand of a product is made in its kernel if it takes so many times the bytes of its sources
+UNPACKED_MIN = (
+    2  # an operand of a product is made in its kernel if it takes at least this multiple of its sources' bytes
+)
 SPREAD = 4  # a costly node broadcast to this many times its size is stored first
 
 

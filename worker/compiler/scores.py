@@ -237,8 +237,8 @@ class Sum:
 def find_sums(
     graph: WireGraph, outputs: Iterable[int], columns_max: int, bindings_max: int, bindings: Mapping[int, int]
 ) -> list[Sum]:
-    """The sums of all scores that need not be stored: of at most so many columns, each with so many bindings, where
-    `bindings` has those of each node."""
+    """The sums of all scores that need not be stored: of at most `columns_max` columns, each with at most
+    `bindings_max` bindings, where `bindings` has those of each node."""
     if not columns_max:
         return []
     finder = _Finder(graph, set(outputs), columns_max)

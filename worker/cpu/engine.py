@@ -642,7 +642,7 @@ def trivial_graph() -> WireGraph:
 def fastest(work: Callable[[], object], threads: int = 0) -> float:
     """The seconds of the fastest of five calls, after one that warms up.
 
-    Of work that keeps so many threads busy, and no other thread of this process computes meanwhile, it is their share
+    Of work that keeps `threads` threads busy, and no other thread of this process computes meanwhile, it is their share
     of processor time: figures are kept, and other programs that run while they are taken should have no part in them.
     """
     fine = time.get_clock_info("process_time").resolution <= CLOCK_RESOLUTION_S

@@ -30,7 +30,7 @@ class ArrivingTensors:
         self._early_bytes: Counter[str] = Counter()  # by sender
 
     def check(self, push: Push, node: str, size_bytes: int) -> None:
-        """Raise unless the machine wants a tensor of so many bytes from this node: StaleGeneration for what is not
+        """Raise unless the machine wants a tensor of `size_bytes` bytes from this node: StaleGeneration for what is not
         wanted, ProtocolError for another size than the tensor has, LimitExceeded where the sender has no more room."""
         machine, tensor = self._shell.machine, arriving(node, push)
         if machine is None:

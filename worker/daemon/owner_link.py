@@ -102,7 +102,7 @@ class OwnerLink:
             self._seeking = self._stay_linked((*owner.addresses, *self._standbys))
 
     def advice(self, waited_s: float) -> str:
-        """The text of what was tried in so many seconds without a coordinator, and of what to type."""
+        """The text of what was tried in `waited_s` seconds without a coordinator, and of what to type."""
         tallies = self._announcer.tallies if self._announcer else ()
         failures = {peer: self._failures[peer] for peer in self._peers if peer in self._failures}
         return text_without_coordinator(waited_s, self._endpoint.identity.addresses, tallies, failures)

@@ -48,7 +48,7 @@ def size_of(value: Value) -> int:
 
 
 def check_size(value: Value, size_bytes: int) -> None:
-    """Raise ProtocolError if a tensor of so many bytes has another size than its value says."""
+    """Raise ProtocolError if a tensor of `size_bytes` bytes has another size than its value says."""
     if size_of(value) != size_bytes:
         raise ProtocolError(f"{size_bytes} bytes for a tensor {value.dtype}{list(value.shape)}")
 

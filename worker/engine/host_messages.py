@@ -137,7 +137,7 @@ class Input(Struct, frozen=True, array_like=True):
 
 
 class OutputRequest(Struct, frozen=True, array_like=True):
-    """What to do with an output: keep it under the number `keep` (0: do not), and hand out so many copies."""
+    """What to do with an output: keep it under the number `keep` (0: do not), and hand out `copies` copies."""
 
     keep: int
     copies: int

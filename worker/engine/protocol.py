@@ -227,8 +227,8 @@ def lend_spill(engine: Engine, spill: Callable[[], bool]) -> None:
 
 
 def lend_room(engine: Engine, has_room: Callable[[int], bool]) -> None:
-    """Have an engine ask `has_room` before it keeps so many bytes more of what it could do without, such as weights in
-    a form that kernels read faster.  An engine that keeps nothing of the kind has no such attribute."""
+    """Have an engine ask `has_room` before it keeps that many more bytes of what it could do without, such as weights
+    in a form that kernels read faster.  An engine that keeps nothing of the kind has no such attribute."""
     if hasattr(engine, "lend_room"):
         engine.lend_room(has_room)
 

@@ -515,7 +515,7 @@ def _with_copies(rewriter: Rewriter, inputs: list[int], attrs: Mapping[str, Any]
 
 
 def _fits(rewriter: Rewriter, elements: int, dtype: DType) -> bool:
-    """Whether a tensor of so many elements can be bound as a whole."""
+    """Whether a tensor of `elements` elements can be bound as a whole."""
     limits = rewriter.profile.limits
     return padded_size(elements * dtype.itemsize) <= min(limits.binding_bytes, limits.buffer_bytes)
 

@@ -46,7 +46,7 @@ _WATCHED_MAX = 1024  # dispatches of one submission that is watched: a query set
 _STAMP_BYTES = 8  # of a reading
 LANE = "device"  # the name of kernels' times
 _TEXTURE = 0  # instead of a buffer's usage
-_POOL_RUNS = 64  # a pooled buffer that so many runs had no use for is freed
+_POOL_RUNS = 64  # runs, after which a pooled buffer that none of them used is freed
 _PIECE_BYTES = 1 << 20  # of a tensor that leaves a device without room: staging for it may exceed the budget
 
 
@@ -171,7 +171,7 @@ class Device:
         return self._take(size_bytes, self._storage)
 
     def take_texture(self, size_bytes: int) -> Memory:
-        """A texture of so many bytes (`program.extent`), from the pool if it has one; its content is arbitrary."""
+        """A texture of `size_bytes` bytes (`program.extent`), from the pool if it has one; its content is arbitrary."""
         return self._take(size_bytes, _TEXTURE)
 
     def give(self, memory: Memory) -> None:

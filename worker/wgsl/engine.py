@@ -282,7 +282,7 @@ class WgslEngine:
         self._device.close()
 
     def _fitting(self, side: int, matrices: int) -> int:
-        """The side, halved until so many matrices of f32 are within the budget."""
+        """The side, halved until `matrices` matrices of f32 are within the budget."""
         while side > 1 and 4 * matrices * side**2 > self._device.memory_bytes:
             side //= 2
         return side

@@ -39,7 +39,7 @@ class Term:
 
 
 class Text:
-    """Operations on values of so many lanes, as lines of a function's body; equal operations are one line."""
+    """Operations on values of several lanes, as lines of a function's body; equal operations are one line."""
 
     exact = False
 

@@ -19,7 +19,7 @@ from .legalise import COSTLY, LOOPING
 from .program import padded, stored_size
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
-OFFSETS = 256  # bindings begin at multiples of so many bytes, on every adapter
+OFFSETS = 256  # bytes: bindings begin at multiples of it, on every adapter
 TENSORS_MAX = 4  # of one op's kernel: three operands and the result
 SUBGROUPS = (8, 16)  # the sizes that kernels are made for
 

@@ -35,7 +35,7 @@ class Buffer:
 class Dispatch:
     """Run shader `shader` on `grid` workgroups with `buffers` bound in order.
 
-    A buffer that is there several times is bound in so many pieces: its first one, the next, and so on.
+    A buffer that is there several times is bound in as many pieces: its first one, the next, and so on.
     """
 
     shader: int
@@ -73,20 +73,20 @@ def stored_size(type_: TensorType) -> int:
 
 
 def padded(size_bytes: int) -> int:
-    """A buffer's size for so many bytes of tensor; never zero."""
+    """A buffer's size for a tensor of `size_bytes` bytes; never zero."""
     return max(PAD, size_bytes + -size_bytes % PAD)
 
 
 def extent(size_bytes: int) -> tuple[int, int]:
-    """Width and height of the texture for so many bytes, in texels.  The width is a power of two and no less than the
-    height, so that element i of four numbers lies at (i % width, i // width); it is that of whole textures, too."""
+    """Width and height of the texture for `size_bytes` bytes, in texels.  The width is a power of two and no less than
+    the height, so that element i of four numbers lies at (i % width, i // width); it is that of whole textures, too."""
     texels = max(1, -(-size_bytes // PAD))
     width = 1 << math.isqrt(texels - 1).bit_length()
     return width, -(-texels // width)
 
 
 def texture_size(size_bytes: int) -> int:
-    """The bytes of the texture for so many bytes: its last row may be filled in part."""
+    """The bytes of the texture for a tensor of `size_bytes` bytes: its last row may be filled in part."""
     width, height = extent(size_bytes)
     return width * height * PAD
 

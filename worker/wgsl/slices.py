@@ -26,7 +26,7 @@ class Costs:
         self.total_s = sum(self.seconds)
 
     def scale(self, start: int, stop: int, factor: float) -> None:
-        """The dispatches from `start` to before `stop` took so many times what was expected."""
+        """The dispatches from `start` to before `stop` took `factor` times what was expected."""
         took = [seconds * factor for seconds in self.seconds[start:stop]]
         self.seconds[start:stop] = [seconds if seconds > _LEAST_S else _LEAST_S for seconds in took]
         self.total_s = sum(self.seconds)

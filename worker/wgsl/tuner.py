@@ -155,7 +155,7 @@ class Tuner:
 
     @staticmethod
     def _share(over: Stopped, seconds: float) -> Stopped:
-        """Whether it is over, or so many seconds have passed from now on."""
+        """Whether it is over, or `seconds` seconds have passed from now on."""
         until_s = time.perf_counter() + seconds
         return lambda: over() or time.perf_counter() > until_s
 

@@ -253,7 +253,7 @@ class Auditor:
     _due_untrusted: float = 0.0
 
     def pick(self, parts: int = 1, untrusted: int = 0) -> tuple[int, bool] | None:
-        """The variant of the audit that a call of so many parts is to have, of which some are on `untrusted` workers,
+        """The variant of the audit for a call of `parts` parts, of which some are on `untrusted` workers,
         and whether it is to be one of these; None for no audit."""
         self._due += self.fraction * parts
         self._due_untrusted += max(self.untrusted - self.fraction, 0.0) * untrusted

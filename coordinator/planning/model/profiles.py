@@ -40,7 +40,7 @@ class DeviceProfile:
         return tensor_bytes <= self.tensor_bytes_max and all(dtype in known for dtype in dtypes)
 
     def slowed(self, times: float) -> DeviceProfile:
-        """A copy of the device on which everything takes so many times as long."""
+        """A copy of the device on which everything takes `times` times as long."""
         if times == 1.0:
             return self
         return replace(

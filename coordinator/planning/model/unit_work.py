@@ -27,7 +27,7 @@ from .profiles import DeviceProfile
 
 COPIED = frozenset({"pad", "concat"})  # the views that engines do not fold into whoever reads them
 PICKED = frozenset({"gather", "dynamic_slice"})  # they read as much of their first operand as they write
-BINDING_BYTES_MIN = 128 * MIB  # every device binds tensors of so many bytes: WebGPU's minimum
+BINDING_BYTES_MIN = 128 * MIB  # every device binds tensors of this size: WebGPU's minimum
 NUMBERED_MAX = (1 << 31) - 1  # elements; kernels for GPUs cannot count more, whether they are in memory or not
 
 

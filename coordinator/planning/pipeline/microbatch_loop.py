@@ -53,7 +53,7 @@ class Loop:
 
 
 def loop_of(graph: WireGraph, turns: int) -> Loop | None:
-    """The loop over so many micro-batches; None unless there is exactly one scan that looks like it."""
+    """The loop over `turns` micro-batches; None unless there is exactly one scan that looks like it."""
     loops = []
     for first, group in graph.siblings.items():
         node = graph.nodes[first]

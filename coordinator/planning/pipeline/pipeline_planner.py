@@ -10,7 +10,7 @@ made where it is read.
 Around the loop, each stage has a part for what it needs of inputs before it, and some for what the step does after it.
 A tensor of the state that several stages read is held by the one that makes its next value, which sends it to others.
 
-With `data` above 1 there are so many columns, each a pipeline of its own with every so many-th micro-batch.  Columns
+With `data` above 1 there are `data` columns, each a separate pipeline with every `data`-th micro-batch.  Columns
 send each other what their loops add up, and each does what comes after for itself.
 """
 

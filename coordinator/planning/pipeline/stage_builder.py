@@ -132,7 +132,7 @@ class StageBuilder:
         return _DraftOutput(draft, self._cut.piece(stage, forward).made.index(node))
 
     def _carried(self, carry: int, turns: int, stage: int, column: int) -> _DraftSource:
-        """The value of a carry after so many turns of a column."""
+        """The value of a carry after `turns` turns of a column."""
         output = self._loop.body.outputs[carry]
         if turns == 0 or self._line.leaves.get(output) == (CARRY, carry):
             return self._leaf_or_before(self._loop.operand((CARRY, carry)))

@@ -63,7 +63,7 @@ class Stages:
     slowest_s: float
 
 
-Send = Callable[[int, int, float], float]  # seconds from a team to another for so many bytes
+Send = Callable[[int, int, float], float]  # seconds from a team to another for a number of bytes
 
 
 def best_stages(

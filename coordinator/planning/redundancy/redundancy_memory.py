@@ -226,7 +226,7 @@ def _made(make: Callable[[Profiles], Plan], profiles: Profiles, budgets: Sequenc
 
 
 def _levels(budgets: Sequence[int], wanted: int, share: float) -> Iterator[list[int]]:
-    """Budgets up to a level that is the same for all, and a share of what there is, with room for so many bytes."""
+    """Budgets up to a level that is the same for all, and a share of what there is, with room for `wanted` bytes."""
     most = [int(size * share) for size in budgets]
 
     def there_is(size: float) -> Callable[[int], bool]:

@@ -42,7 +42,7 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What a worker takes for a share of so many pieces of a batch: `fixed_s`, and `piece_s` for each."""
+    """The seconds that a worker takes for its share of a batch's pieces: `fixed_s`, and `piece_s` for each."""
 
     node: str
     fixed_s: float
@@ -65,8 +65,8 @@ def uneven_speeds(even: WireGraph, profiles: Profiles) -> bool:
 def proposals(
     whole: WireGraph, even: WireGraph, ranks: int, profiles: Profiles, pieces: int, everybody: bool = False
 ) -> tuple[Proposal, ...]:
-    """Ways to share out a batch of so many pieces: `whole` is the program of one worker that has them all, `even` that
-    of one of so many ranks.  The fastest take part, so many at most, and with `everybody` all of these."""
+    """Ways to split a batch of `pieces` pieces: `whole` is the program of one worker that has them all, `even` that
+    of one of `ranks` ranks.  The fastest workers take part, at most `ranks`, and with `everybody` all of these."""
     share = -(-pieces // ranks)
     sites = _sites([whole, even], profiles)
     paces = sorted((Pace.of(site, whole, even, pieces, share) for site in sites), key=lambda pace: pace.piece_s)[:ranks]

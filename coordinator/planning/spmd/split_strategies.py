@@ -23,7 +23,7 @@ RANKS_MAX = 16  # where nobody said how many
 
 
 def split(graph: WireGraph, asked: Split, ranks: int, profiles: Profiles, carries: CarriedParams = ()) -> WireGraph:
-    """The program of so many ranks; InputError if the strategy finds nothing to split.
+    """The program of `ranks` ranks; InputError if the strategy finds nothing to split.
 
     `carries` are params by name, each with the position of an output that is to lie as it does.  For a reproducible
     strategy every sum is one rank's.

@@ -71,7 +71,7 @@ def _every_other(config: Config, layers: int) -> Lengths:
 
 
 def _all_but_some(config: Config, layers: int) -> Lengths:
-    """Gemma 3: all but one of so many."""
+    """Gemma 3: all layers but every n-th."""
     pattern = config.integer("sliding_window_pattern")
     kinds = [SLIDING if (number + 1) % pattern else FULL for number in range(layers)]
     return _by_kind(config, kinds, _window(config))
@@ -93,7 +93,7 @@ def _of_gemma(config: Config, size: int, layer: int) -> float:
 
 
 def _some(config: Config, layers: int) -> tuple[bool, ...]:
-    """Qwen: every so many, but for those that are named."""
+    """Qwen: every n-th layer, except those that are named."""
     step, plain = config.integer("decoder_sparse_step"), config["mlp_only_layers"] or []
     if not isinstance(plain, list) or not all(type(number) is int for number in plain):
         raise InputError(f"{config.file}: mlp_only_layers is a list of layers, got {plain!r:.60}")

@@ -26,7 +26,7 @@ Certificate = Annotated[bytes, Meta(max_length=2 * KIB)]
 RevocationList = Annotated[bytes, Meta(max_length=REVOCATIONS_BYTES_MAX)]
 Inline = Annotated[bytes, Meta(max_length=INLINE_BYTES_MAX)]
 COORDINATOR_NODE = ""  # the node id by which a message means the coordinator, whose own it need not say
-RELAY_BYTES_MAX = 512 * KIB  # a tensor that is relayed goes in pieces of so many bytes
+RELAY_BYTES_MAX = 512 * KIB  # a tensor that is relayed goes in pieces of this size
 
 
 class Message(Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):

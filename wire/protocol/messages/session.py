@@ -22,7 +22,7 @@ class SessionCarry(Record, frozen=True):
 
 class OpenSession(Message, frozen=True):
     """Run a graph step by step, with a state that stays on the workers; the first `told` outputs are answered.  Copies
-    ("": what there is room for) are made after `every` so many steps; `ahead` steps are under way at most, 0 for what
+    ("": what there is room for) are made every `every` steps; at most `ahead` steps are in flight, 0 for what
     suits.  Answered by SessionOpened.  It outlasts a link that breaks by a while,
     and the coordinator's process, if that is started anew (ResumeSession).  With a token in `session` the same may be
     sent again and counts once.  The session ends with its client; one with a `name` stays for AttachSession, which
@@ -126,7 +126,7 @@ class AttachSession(Message, frozen=True):
 
 
 class SessionAttached(Message, frozen=True):
-    """The session has done so many `steps`; `graph` and `form` are what its opener gave.  `params` are those that no
+    """The session has done `steps` steps; `graph` and `form` are what its opener gave.  `params` are those that no
     step changes, by address."""
 
     steps: Count

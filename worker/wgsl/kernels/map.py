@@ -25,7 +25,7 @@ def lower_map(frame: Frame) -> list[Kernel]:
 
 
 def _kernel(frame: Frame, lanes: int, stores: int, invocations: int = 0) -> Kernel:
-    """An invocation makes so many stores of so many neighbours."""
+    """An invocation makes `stores` stores of `lanes` neighbours."""
     build, shape, elements = frame.build, frame.shape(frame.root), frame.elements()
     item, groups, invocations, head = frame.threads(frame.size // (lanes * stores), "i", invocations)
     body: list[Statement] = [*head]

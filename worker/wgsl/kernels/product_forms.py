@@ -45,7 +45,8 @@ class Sizes:
 class Form:
     """Invocations of a workgroup along columns (x) and rows (y), results of one of them, and the length of a tile.
 
-    It is for products of at least so many rows and columns, which give at least so many workgroups.
+    It is for products of at least `rows_from` rows and `columns_from` columns that give at least `groups_from`
+    workgroups.
     """
 
     family: str
@@ -111,7 +112,7 @@ LINES_ALONG = (Form("line", 16, 1, 1, 4, 4),)  # software, whose barriers are de
 
 
 def lines_across(lanes: int) -> tuple[Form, ...]:
-    """The forms for a software device with vectors of so many lanes, where the matrix lies across the length: then each
+    """The forms for a software device with vectors of `lanes` lanes, where the matrix lies across the length: then each
     row should be read in pieces of a page."""
     return (
         Form("line", lanes, 1, 1, 64, 4, columns_from=64 * lanes),
@@ -121,7 +122,7 @@ def lines_across(lanes: int) -> tuple[Form, ...]:
 
 
 def broadcast(lanes: int) -> tuple[Form, ...]:
-    """The forms for subgroups of so many lanes.  A larger tile needs fewer loads, and longer compiling."""
+    """The forms for subgroups of `lanes` lanes.  A larger tile needs fewer loads, and longer compiling."""
     few = 128 // lanes  # columns, where there are few rows: rows of the matrix are then read in pieces of 512 bytes
     wide = Form("broadcast", lanes, 1, 64, 4, 4, rows_from=49, columns_from=4 * lanes - 15, groups_from=8)
     return (
@@ -240,7 +241,7 @@ FEW_CHANNELS = 7  # those of one position fill no tile
 
 
 def conv_copies(sizes: Sizes, positions: int, profile: Profile) -> tuple[bool, bool]:
-    """Whether a conv's w, and its x, are first copied with channels last, for a kernel of so many positions.
+    """Whether a conv's w, and its x, are first copied with channels last, for a kernel of `positions` positions.
 
     Then windows lie in pieces, and padding in memory, not in conditions.  GPUs read x as it is unless its channels are
     few.

@@ -49,7 +49,8 @@ class Weights(NamedTuple):
 def _layer(
     gates: int, states: int, defaults: tuple[str, ...], step: Callable[[Call, Weights, list[Activation]], Step]
 ) -> Row:
-    """A row for a layer of so many gates and states, whose `step` is made of a direction's weights and activations."""
+    """A row for a layer of `gates` gates and `states` states, whose `step` is made of a direction's weights and
+    activations."""
 
     def row(
         call: Call, x: Array, w: Array, r: Array, bias: Array | None = None, lengths: Array | None = None,
