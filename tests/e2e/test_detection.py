@@ -45,38 +45,38 @@ BOUNDS = {
 class Noticed:
     """What was told of a victim from the fault until it was dead: (kind, seconds since the fault, text)."""
 
-    told: tuple[tuple[str, float, str], ...]
+    events: tuple[tuple[str, float, str], ...]
 
     @property
     def kinds(self) -> list[str]:
-        return [kind for kind, _, _ in self.told]
+        return [kind for kind, _, _ in self.events]
 
     @property
     def reached(self) -> int:
         """How many others reached it, and said so before it was dead."""
         last = len(self.kinds) - 1 - self.kinds[::-1].index("suspect")
-        return sum("reached it in" in text for _, _, text in self.told[last:])
+        return sum("reached it in" in text for _, _, text in self.events[last:])
 
     def seconds(self, wanted: str) -> float:
-        return next(seconds for kind, seconds, _ in self.told if kind == wanted)
+        return next(seconds for kind, seconds, _ in self.events if kind == wanted)
 
     def text(self, wanted: str) -> str:
-        return next(text for kind, _, text in self.told if kind == wanted)
+        return next(text for kind, _, text in self.events if kind == wanted)
 
 
 def follow(tap: EventTap, victim: str, struck_s: float) -> Noticed:
     """What the mesh tells of the victim until it is dead."""
-    told: list[tuple[str, float, str]] = []
+    events: list[tuple[str, float, str]] = []
 
     def last(event: Mapping[str, Any]) -> bool:
         return event["node"] == victim and event["kind"] in OUTCOMES
 
-    while not told or told[-1][0] != "dead":
+    while not events or events[-1][0] != "dead":
         found = tap.wait(last, HANGS_S)
-        assert found is not None, f"{victim} was never found dead; told so far: {told}"
+        assert found is not None, f"{victim} was never found dead; told so far: {events}"
         at_s, event = found
-        told.append((event["kind"], at_s - struck_s, event["text"]))
-    return Noticed(tuple(told))
+        events.append((event["kind"], at_s - struck_s, event["text"]))
+    return Noticed(tuple(events))
 
 
 def strike(mesh: Mesh, tap: EventTap, victim: str, number: signal.Signals, rng: random.Random) -> Noticed:
@@ -123,7 +123,7 @@ def test_a_stopped_worker_is_suspected_probed_by_peers_and_then_dead() -> None:
     """Two of them, and in time, if this machine lets them: tests/sim/test_simulated_detection.py."""
     (noticed,) = stops(1, random.Random(0))
     assert (noticed.kinds[0], noticed.kinds[-1]) == ("suspect", "dead") and noticed.kinds.count("probed") <= 2
-    assert all(text.endswith("could not reach it") for kind, _, text in noticed.told if kind == "probed")
+    assert all(text.endswith("could not reach it") for kind, _, text in noticed.events if kind == "probed")
     assert re.search(r"silent for \d+\.\d\d s(, and [12] peers? could not reach it)?$", noticed.text("dead"))
 
 
@@ -140,9 +140,9 @@ def test_the_error_of_a_silent_worker_names_the_time_out_its_flag_and_when_it_wa
         job = mesh.submit(tower, weights(0), np.ones((4, WIDTH), np.float32))
         with pytest.raises(errors.NodeLost) as caught:
             job.result(timeout_s=HANGS_S)
-    told = str(caught.value)
-    assert worker.name in told and re.search(r"last seen \d+\.\d\d s before", told)
-    assert "the node time-out is 0.9 s" in told and "--node-timeout 1.8" in told and "node_timeout(1.8)" in told
+    text = str(caught.value)
+    assert worker.name in text and re.search(r"last seen \d+\.\d\d s before", text)
+    assert "the node time-out is 0.9 s" in text and "--node-timeout 1.8" in text and "node_timeout(1.8)" in text
 
 
 def test_a_worker_that_only_the_coordinator_does_not_hear_loses_its_work_once(tmp_path: Path) -> None:

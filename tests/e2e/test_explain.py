@@ -77,7 +77,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Explained]:
 
 
 def explained(served: Explained, graph: WireGraph = GRAPH, worker: str = "", text: int | None = None) -> Explanation:
-    """What a client of the coordinator is told."""
+    """The explanation that a client of the coordinator gets."""
     name, device = worker_and_device(worker)
 
     async def ask(remote: Remote) -> Explanation:
@@ -86,25 +86,27 @@ def explained(served: Explained, graph: WireGraph = GRAPH, worker: str = "", tex
     return asked(served.coordinator, ask)
 
 
-# -- what is told
+# -- what an explanation says
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_worker_tells_its_kernels(served: Explained, engine: str) -> None:
-    told = explained(served, worker=engine)
-    assert (told.worker, told.device, told.engine) == (engine, 0, engine)
-    assert told.flops == sum(kernel.flops for kernel in told.kernels) == FLOPS
+    explanation = explained(served, worker=engine)
+    assert (explanation.worker, explanation.device, explanation.engine) == (engine, 0, engine)
+    assert explanation.flops == sum(kernel.flops for kernel in explanation.kernels) == FLOPS
     leaves = [index for index, node in enumerate(GRAPH.nodes) if node.op in LEAVES]
-    assert list(told.no_kernel) == leaves
-    inside = sorted(node for kernel in told.kernels for node in kernel.nodes)
+    assert list(explanation.no_kernel) == leaves
+    inside = sorted(node for kernel in explanation.kernels for node in kernel.nodes)
     assert inside == [index for index in range(len(GRAPH.nodes)) if index not in leaves], "each in one kernel"
-    assert told.measured_s and told.evaluations > 0
-    for kernel in told.kernels:
+    assert explanation.measured_s and explanation.evaluations > 0
+    for kernel in explanation.kernels:
         assert kernel.measured_s and kernel.runs == 1
         moved = kernel.read_bytes + kernel.written_bytes
-        assert kernel.predicted_s == max(kernel.flops / (told.gflops * 1e9), moved / (told.gbytes_per_s * 1e9))
+        assert kernel.predicted_s == max(
+            kernel.flops / (explanation.gflops * 1e9), moved / (explanation.gbytes_per_s * 1e9)
+        )
         assert kernel.ops == tuple(GRAPH.nodes[index].op for index in kernel.nodes)
-    product = told.kernels[0]
+    product = explanation.kernels[0]
     assert product.flops >= 2 * M * K * N and product.read_bytes >= 4 * (M * K + K * N)
 
 
@@ -139,9 +141,9 @@ def test_the_command_prints_a_table_texts_and_json(served: Explained) -> None:
     assert rows[3].startswith("all")
     assert "a clock around each numpy call" in done.stdout and "no kernel: 0-1," in done.stdout
     assert done.stdout.count("-- kernel ") == 3 and "-- kernel 0: numpy dot\ndot(f32[64,32], f32[32,16])" in done.stdout
-    told = served.json("explain", "g.wire")
-    assert told["worker"] in ENGINES, "the one that a plan takes"
-    assert told["totals"]["flops"] == FLOPS
+    explanation = served.json("explain", "g.wire")
+    assert explanation["worker"] in ENGINES, "the one that a plan takes"
+    assert explanation["totals"]["flops"] == FLOPS
 
 
 def test_without_a_coordinator_a_worker_is_started_for_it(tmp_path: Path) -> None:
@@ -151,20 +153,20 @@ def test_without_a_coordinator_a_worker_is_started_for_it(tmp_path: Path) -> Non
         capture_output=True, text=True, timeout=PATIENT_S,
     )  # fmt: skip
     assert done.returncode == exit_codes.OK, done.stderr
-    told = json.loads(done.stdout)
-    assert told["engine"] == "cpu" and told["totals"]["flops"] == FLOPS
+    explanation = json.loads(done.stdout)
+    assert explanation["engine"] == "cpu" and explanation["totals"]["flops"] == FLOPS
 
 
 # -- in Python
 
 
 def test_a_function_is_traced_and_explained(served: Explained) -> None:
-    told = served.mesh.explain(layer, X, w=W)
-    assert isinstance(told, Explanation) and told.flops == FLOPS
-    assert told.kernels_s == sum(kernel.measured_s or 0 for kernel in told.kernels) > 0
-    assert json.loads(json.dumps(told.data()))["totals"]["flops"] == FLOPS
+    explanation = served.mesh.explain(layer, X, w=W)
+    assert isinstance(explanation, Explanation) and explanation.flops == FLOPS
+    assert explanation.kernels_s == sum(kernel.measured_s or 0 for kernel in explanation.kernels) > 0
+    assert json.loads(json.dumps(explanation.data()))["totals"]["flops"] == FLOPS
     with pytest.raises(dataclasses.FrozenInstanceError):
-        told.worker = "other"  # type: ignore[misc]
+        explanation.worker = "other"  # type: ignore[misc]
 
 
 def turns(x: Any) -> Any:
@@ -173,9 +175,9 @@ def turns(x: Any) -> Any:
 
 def test_large_constants_are_sent_and_what_is_in_a_loop_is_told_with_it(served: Explained) -> None:
     graph = trace(turns, np.ones((5, 200), np.float32))
-    for told in (served.mesh.explain(graph), explained(served, graph, "native")):
-        (loop,) = [kernel for kernel in told.kernels if kernel.name == "control scan"]
-        inner = [kernel for kernel in told.kernels if kernel.inside == loop.number]
+    for explanation in (served.mesh.explain(graph), explained(served, graph, "native")):
+        (loop,) = [kernel for kernel in explanation.kernels if kernel.name == "control scan"]
+        inner = [kernel for kernel in explanation.kernels if kernel.inside == loop.number]
         body = next(node.attrs["body"] for node in graph.nodes if node.op == "scan")
         assert [op for kernel in inner for op in kernel.ops] == ["dot", "tanh"], (
             "what falls away in the body is in none"
@@ -183,8 +185,8 @@ def test_large_constants_are_sent_and_what_is_in_a_loop_is_told_with_it(served: 
         assert all(kernel.ops == tuple(body.nodes[index].op for index in kernel.nodes) for kernel in inner)
         assert loop.measured_s is not None
         assert {kernel.runs for kernel in inner} == {5} and {kernel.body for kernel in inner} == {"body"}
-        assert loop.flops == told.flops == 5 * sum(kernel.flops for kernel in inner)
-        assert f"{loop.number}.body.{inner[0].number}" in str(told)
+        assert loop.flops == explanation.flops == 5 * sum(kernel.flops for kernel in inner)
+        assert f"{loop.number}.body.{inner[0].number}" in str(explanation)
 
 
 def branches(x: Any) -> Any:
@@ -205,9 +207,13 @@ def test_what_is_inside_is_told_by_the_nodes_of_the_graph_that_was_asked_about(s
     work, expected, absent = INSIDE[case]
     graph = trace(work, np.ones((5, 200), np.float32))
     control = next(node for node in graph.nodes if node.op in CONTROL)
-    told = {name: [kernel for kernel in served.mesh.explain(graph).kernels if kernel.body == name] for name in expected}
-    assert {name: [op for kernel in kernels for op in kernel.ops] for name, kernels in told.items()} == expected
-    for name, kernels in told.items():
+    kernels_by_body = {
+        name: [kernel for kernel in served.mesh.explain(graph).kernels if kernel.body == name] for name in expected
+    }
+    assert {
+        name: [op for kernel in kernels for op in kernel.ops] for name, kernels in kernels_by_body.items()
+    } == expected
+    for name, kernels in kernels_by_body.items():
         body = control.attrs[name]
         assert all(kernel.ops == tuple(body.nodes[index].op for index in kernel.nodes) for kernel in kernels)
     assert absent <= {node.op for name in expected for node in control.attrs[name].nodes}
@@ -225,8 +231,12 @@ def test_a_session_goes_on_with_its_values(served: Explained) -> None:
 
 
 def test_where_nothing_is_computed_there_is_no_kernel(served: Explained) -> None:
-    for told in (served.mesh.explain(lambda x: x, X), served.mesh.explain(lambda x: 3.0, X)):
-        assert (told.kernels, told.flops, told.worker) == ((), 0, "local-0") and told.evaluations > 0
+    for explanation in (served.mesh.explain(lambda x: x, X), served.mesh.explain(lambda x: 3.0, X)):
+        assert (explanation.kernels, explanation.flops, explanation.worker) == (
+            (),
+            0,
+            "local-0",
+        ) and explanation.evaluations > 0
 
 
 def test_who_gives_up_frees_the_worker(served: Explained) -> None:
@@ -275,12 +285,12 @@ def test_a_worker_traces_its_kernels_where_that_is_asked_for(
     with Mesh.builder().local(1, "0" if engine == "wgsl" else engine).node_timeout(PATIENT_S).build() as m:
         for _ in range(3):
             m.run(GRAPH, X, W)
-        told = m.explain(GRAPH)
+        explanation = m.explain(GRAPH)
     (file,) = (tmp_path / "traces").glob(f"*-{engine}-*")  # a worker with a GPU has a processor's, too
     assert re.fullmatch(rf"run-local-0-{engine}-\d+\.json", file.name)
     events = json.loads(file.read_text())["traceEvents"]
     kernels = [event for event in events if event["ph"] == "X"]
-    assert len({event["args"]["kernel"] for event in kernels}) == len(told.kernels)
+    assert len({event["args"]["kernel"] for event in kernels}) == len(explanation.kernels)
     runs = [event for event in kernels if event["args"]["kernel"] == 0]
     lanes = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
     assert len(runs) >= 3 and all(event["dur"] > 0 and event["tid"] in lanes for event in kernels)

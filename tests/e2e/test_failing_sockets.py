@@ -13,21 +13,21 @@ from support.waiting import until
 
 
 async def talk(fuse: Fuse, number: int) -> Talk:
-    told = Talk()
+    call = Talk()
     with sockets_refuse(fuse, number):
         async with asyncio.timeout(ENDS_S):
-            await told.run()
-    return told
+            await call.run()
+    return call
 
 
 @pytest.mark.parametrize("number", SOCKET_ERRORS, ids=errno.errorcode.get)
 async def test_whatever_call_on_a_socket_fails_nothing_hangs_and_nothing_is_wrong(number: int) -> None:
     tasks, before, failed = len(asyncio.all_tasks()), descriptors(), 0
     for fuse in each_call():
-        told = await talk(fuse, number)
-        assert told.arrived in (b"", CONTENT), "wrong bytes"
-        assert told.well or told.errors, f"call {fuse.fails_at} failed and nobody said so"
-        failed += bool(told.errors)
+        call = await talk(fuse, number)
+        assert call.arrived in (b"", CONTENT), "wrong bytes"
+        assert call.well or call.errors, f"call {fuse.fails_at} failed and nobody said so"
+        failed += bool(call.errors)
         await asyncio.sleep(0)
     assert failed >= 5
     assert (await talk(Fuse(), 0)).well

@@ -36,11 +36,11 @@ def cards(tmp_path: Path) -> tuple[Credentials, Credentials]:
 
 
 async def talk(fuse: Fuse, cards: tuple[Credentials, Credentials]) -> Talk:
-    told = Talk(cards=cards)
+    call = Talk(cards=cards)
     with tls_refuses(fuse):
         async with asyncio.timeout(ENDS_S):
-            await told.run()
-    return told
+            await call.run()
+    return call
 
 
 @EVERY
@@ -49,10 +49,10 @@ async def test_whatever_call_of_tls_fails_nothing_hangs_and_nothing_is_wrong(
 ) -> None:
     tasks, before, failed = len(asyncio.all_tasks()), descriptors(), 0
     for fuse in each_call(every):
-        told = await talk(fuse, cards)
-        assert told.arrived in (b"", CONTENT), "wrong bytes"
-        assert told.well or told.errors, f"call {fuse.fails_at} failed and nobody said so"
-        failed += bool(told.errors)
+        call = await talk(fuse, cards)
+        assert call.arrived in (b"", CONTENT), "wrong bytes"
+        assert call.well or call.errors, f"call {fuse.fails_at} failed and nobody said so"
+        failed += bool(call.errors)
         await asyncio.sleep(0)
     assert failed >= 2
     assert (await talk(Fuse(), cards)).well
@@ -91,13 +91,13 @@ async def test_whatever_call_of_tls_fails_a_node_joins_once_or_hears_why(tmp_pat
 @pytest.mark.parametrize("number", [socket.EAI_AGAIN, socket.EAI_NONAME, socket.EAI_FAIL])
 async def test_a_name_that_nobody_knows_just_now_is_said_and_is_asked_for_again(number: int) -> None:
     for fuse in each_call():
-        told = Talk(NAME)
+        call = Talk(NAME)
         with names_refuse(fuse, number, KNOWN):
             async with asyncio.timeout(ENDS_S):
-                await told.run()
-        assert told.well or [type(error) for error in told.errors] == [ConfigError]
-        if told.errors:
-            assert NAME in str(told.errors[0]) and "no answer" in str(told.errors[0])
+                await call.run()
+        assert call.well or [type(error) for error in call.errors] == [ConfigError]
+        if call.errors:
+            assert NAME in str(call.errors[0]) and "no answer" in str(call.errors[0])
     here, there = Endpoint(node("a"), Recorder()), Endpoint(node("b"), Recorder())
     try:
         port = await there.listen("127.0.0.1", 0)

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support.audit_events import read_events
-from support.lan.lan_mesh import LanMesh, Told, errors, until
+from support.lan.lan_mesh import LanMesh, LoggedProcess, errors, until
 from support.lan.namespaces import Host, Lan, needs_namespaces
 from support.processes.commands import ROOT, environment
 
@@ -128,7 +128,7 @@ def test_a_worker_of_another_mesh_stays_in_its_own(tmp_path: Path) -> None:
 def test_an_imposter_hears_no_secret_and_keeps_nobody_out(tmp_path: Path) -> None:
     with serving(tmp_path, 3) as (mesh, (host, bad)):
         key = discovery_key(parse_token(mesh.token).pin)
-        imposter = Told(
+        imposter = LoggedProcess(
             run(bad, tmp_path / "said", "support.hostile.imposter", key.hex(), str(tmp_path)), tmp_path / "said"
         )
         until(lambda: "ready" in imposter.lines())
@@ -189,7 +189,7 @@ def flood_beside(folder: Path, words: str, joins: int, arguments: tuple[str, ...
         before = most = coordinator.memory_info().rss
         flooding = run(host, folder / "flood", "support.hostile.flood", mesh.host.address, "1000000000", words)
         time.sleep(1.5)
-        joining = Told(
+        joining = LoggedProcess(
             run(host, folder / "joins", "support.processes.joiner", mesh.host.address, str(joins), token=token), folder
         )
         while joining.process.poll() is None:
@@ -215,7 +215,7 @@ def flood(folder: Path, connects: int, arguments: tuple[str, ...] = ()) -> dict[
         before = coordinator.memory_info().rss
         count = str(connects // len(strangers))
         floods = [
-            Told(
+            LoggedProcess(
                 run(each, folder / each.namespace, "support.hostile.flood", mesh.host.address, count),
                 folder / each.namespace,
             )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 from support.lan.lan_caller import LanCaller
-from support.lan.lan_mesh import LanMesh, Told, until
+from support.lan.lan_mesh import LanMesh, LoggedProcess, until
 from support.lan.namespaces import Host, Lan, needs_namespaces, needs_rate_limit
 
 pytestmark = needs_namespaces
@@ -23,7 +23,7 @@ class Home:
     desk: Host
     attic: Host
     caller: LanCaller
-    workers: tuple[Told, ...]
+    workers: tuple[LoggedProcess, ...]
 
     def lost(self) -> int:
         """How often a worker lost its coordinator."""

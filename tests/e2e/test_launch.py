@@ -117,8 +117,8 @@ def test_whoever_reads_the_lines_may_have_enough_of_them(tmp_path: Path, script:
 def test_a_rank_is_started_by_hand_with_its_number_and_the_worlds_size(tmp_path: Path, script: Path) -> None:
     script.write_text(BY_HAND)
     env, meeting = environment(tmp_path), str(tmp_path / "meeting")
-    told = {"MESH_RANK": "1", "MESH_WORLD_SIZE": "2", "MESH_RENDEZVOUS": meeting}
-    starts: list[tuple[list[str], dict[str, str]]] = [(["0", meeting], env), ([], {**env, **told})]
+    settings = {"MESH_RANK": "1", "MESH_WORLD_SIZE": "2", "MESH_RENDEZVOUS": meeting}
+    starts: list[tuple[list[str], dict[str, str]]] = [(["0", meeting], env), ([], {**env, **settings})]
     ranks = [
         subprocess.Popen([sys.executable, str(script), *given], env=its, stdout=subprocess.PIPE, text=True)
         for given, its in starts
@@ -147,8 +147,8 @@ def test_a_launch_that_is_stopped_leaves_nothing_behind(tmp_path: Path, script: 
     assert launch.wait(COMES_TRUE_S) == (-signal.SIGKILL if killed else 130)
     wait_for(lambda: not any(runs(pid) or folder.exists() for pid, folder in started.values()))
     if not killed:
-        told = [json.loads(line) for line in lines.read_text().splitlines()[2:]]
-        assert sorted((each["rank"], each["line"]) for each in told) == [(0, "told"), (1, "told")]
+        events = [json.loads(line) for line in lines.read_text().splitlines()[2:]]
+        assert sorted((each["rank"], each["line"]) for each in events) == [(0, "told"), (1, "told")]
 
 
 @pytest.fixture
@@ -191,12 +191,12 @@ def test_a_host_with_another_key_than_the_known_one_is_refused_by_ssh_itself(tmp
     "ask" and BatchMode it ends where a key is unknown, or not the one that is known."""
     (config := tmp_path / "config").touch()
     words = _command(Host("anna", user="me", port=2222, python="/opt/python"))
-    told = subprocess.run(
+    options = subprocess.run(
         [words[0], "-F", str(config), "-G", *words[1:]], capture_output=True, text=True, timeout=60, check=True
     ).stdout.splitlines()
-    assert {"batchmode yes", "stricthostkeychecking ask", "hostname anna", "user me", "port 2222"} <= set(told)
-    assert not [line for line in told if line.startswith(("proxycommand", "localcommand", "knownhostscommand"))]
-    assert any(line.startswith("userknownhostsfile") and "known_hosts" in line for line in told)
+    assert {"batchmode yes", "stricthostkeychecking ask", "hostname anna", "user me", "port 2222"} <= set(options)
+    assert not [line for line in options if line.startswith(("proxycommand", "localcommand", "knownhostscommand"))]
+    assert any(line.startswith("userknownhostsfile") and "known_hosts" in line for line in options)
 
 
 def test_a_host_that_cannot_be_reached_is_named(

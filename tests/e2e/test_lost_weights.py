@@ -45,7 +45,7 @@ def saved(folder: Path) -> Path:
     return path
 
 
-class Told:
+class EventLog:
     """Events of a mesh, waited for in another thread."""
 
     def __init__(self, mesh: Mesh) -> None:
@@ -68,7 +68,7 @@ def test_a_death_moves_only_what_was_lost_and_the_client_sends_nothing(copies: s
     loaded = load(saved(tmp_path))
     builder = Mesh.builder().mesh("redundancy").local(3, "cpu", max_memory=room).copies(copies)
     with builder.node_timeout(PATIENT_S).build() as mesh:
-        told = Told(mesh)
+        events = EventLog(mesh)
         with pytest.raises(errors.PlacementError):
             mesh.run(loaded, X, strategy="single")
         with pytest.raises(errors.PlacementError, match=r"copies coded 1 of 3 do not fit .* for copies, and"):
@@ -76,7 +76,7 @@ def test_a_death_moves_only_what_was_lost_and_the_client_sends_nothing(copies: s
         before = mesh.run(loaded, X, strategy="pipeline")
         first = mesh.report()
         assert sum(each.weight_bytes["client"] for each in first.workers.values()) == WEIGHTS_BYTES
-        told.wait("guarded")
+        events.wait("guarded")
         plan = mesh.plan(loaded, X, strategy="pipeline").data
         outlook = plan["redundancy"]
         assert all(each["kept_bytes"] + each["memory_bytes"] <= room for each in plan["workers"])

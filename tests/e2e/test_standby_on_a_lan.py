@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 from support.cases.language import gpt2_folder
-from support.lan.lan_mesh import LanMesh, Told, until
+from support.lan.lan_mesh import LanMesh, LoggedProcess, until
 from support.lan.namespaces import Lan, needs_namespaces
 from support.processes.commands import COMES_TRUE_S, environment
 from support.processes.served_texts import HOW, PROMPTS, TOKENS
@@ -70,7 +70,7 @@ class Home:
         env = environment(self.folder / name)
         return Path(env["XDG_STATE_HOME"], "graph-mesh", self.mesh.mesh)
 
-    def _serve_standby(self) -> Told:
+    def _serve_standby(self) -> LoggedProcess:
         words = ("--name", "second", "--standby", self.address, *self.arguments)
         return self.mesh.daemon(self.second, "second", "coord", "serve", "--json", "--mesh", self.mesh.mesh, *words)
 

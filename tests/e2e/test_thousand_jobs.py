@@ -25,7 +25,16 @@ import pytest
 from support.adapter import needs_adapter
 from support.endless import endless
 from support.processes.commands import Daemon, client_of, daemon, environment, node_states, wait_for
-from support.processes.footprint import Asked, Footprint, Told, asking, files_in, footprint, per_job, shared_files
+from support.processes.footprint import (
+    Asked,
+    Footprint,
+    ProcessReport,
+    asking,
+    files_in,
+    footprint,
+    per_job,
+    shared_files,
+)
 from support.processes.worker_process import children
 
 import mesh.numpy as mnp
@@ -138,7 +147,7 @@ class Count:
     compiled: list[int] = field(default_factory=list)  # programs for GPUs, of all workers
     remaining: list[str] = field(default_factory=list)  # at the end
     told: str = ""
-    before: tuple[dict[str, Footprint], dict[str, Told], int, Counter[str]] | None = None
+    before: tuple[dict[str, Footprint], dict[str, ProcessReport], int, Counter[str]] | None = None
 
     def begin(self) -> None:
         self.before = self._held()
@@ -216,7 +225,7 @@ class Count:
                 ]
         return found
 
-    def _held(self) -> tuple[dict[str, Footprint], dict[str, Told], int, Counter[str]]:
+    def _held(self) -> tuple[dict[str, Footprint], dict[str, ProcessReport], int, Counter[str]]:
         told = {name: self.asked.tell(pid) for name, pid in self.pids.items()}
         prints = {name: footprint(pid) for name, pid in self.pids.items()}
         return prints, told, shared_files(list(self.pids.values())), files_in(self.folder)

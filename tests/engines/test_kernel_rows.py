@@ -155,12 +155,12 @@ def test_kernels_inside_are_told_by_nodes_that_others_know_or_by_none(engine: En
     kernels, *_ = explanation(engine, executable, graph, Texts(), lambda: False)
     inner = [kernel for kernel in kernels if kernel.inside is not None]
     assert inner and all(kernel.seconds is not None for kernel in inner)
-    told = sorted({node for kernel in inner for node in kernel.nodes})
+    nodes = sorted({node for kernel in inner for node in kernel.nodes})
     if engine.info.engine in unlike:
-        assert told == []
+        assert nodes == []
         return
     (body,) = [node.attrs["body"] for node in graph.nodes if node.op == "scan" and node.attrs["output"] == 0]
-    assert told == [index for index, node in enumerate(body.nodes) if node.op not in LEAVES]
+    assert nodes == [index for index, node in enumerate(body.nodes) if node.op not in LEAVES]
 
 
 def test_a_run_that_is_watched_can_be_stopped(engine: Engine) -> None:
@@ -240,9 +240,9 @@ def test_an_engine_from_before_says_that_it_cannot_tell() -> None:
 def test_without_timestamps_each_kernel_is_timed_around_its_submission() -> None:
     engine = wgsl(stamps=False)
     executable = engine.compile(trace(layer, *ARRAYS))
-    told = explained(engine, executable)
-    assert "around the submission" in told.clock
+    explanation = explained(engine, executable)
+    assert "around the submission" in explanation.clock
     results, spans = watched(engine, executable, ARRAYS)
-    assert {span.key for span in spans} == {key for row in told.rows for key in row.keys}
+    assert {span.key for span in spans} == {key for row in explanation.rows for key in row.keys}
     np.testing.assert_allclose(results[0], np.maximum(ARRAYS[0] @ ARRAYS[1] + B, 0), rtol=1e-5, atol=1e-5)
     engine.close()

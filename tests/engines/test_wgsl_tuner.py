@@ -89,10 +89,10 @@ def test_a_form_that_is_clearly_faster_is_taken_for_what_is_compiled_from_then_o
 ) -> None:
     before = compiled(engine)
     prepared(monkeypatch, guess=longer)
-    told = engine.tune(SUM, SECONDS)
-    assert told.finished and told.guess == guess_of(engine) != told.form and not told.refused
-    assert told.form_s < told.guess_s * tuner.MARGIN and told.tried >= 6
-    assert engine._tuned.choices.names == {SUM: told.form}
+    tuned = engine.tune(SUM, SECONDS)
+    assert tuned.finished and tuned.guess == guess_of(engine) != tuned.form and not tuned.refused
+    assert tuned.form_s < tuned.guess_s * tuner.MARGIN and tuned.tried >= 6
+    assert engine._tuned.choices.names == {SUM: tuned.form}
     after = compiled(engine)
     assert after.program.modules != before.program.modules, "the other form"
     x = problem_of(ShapeClass.parse(SUM), True).inputs
@@ -119,16 +119,16 @@ def test_the_first_guess_stays_where_others_are_not_clearly_faster(
     engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepared(monkeypatch, others=longer)
-    told = engine.tune(SUM, SECONDS)
-    assert told.finished and told.form == told.guess and engine._tuned.choices.names == {}
+    tuned = engine.tune(SUM, SECONDS)
+    assert tuned.finished and tuned.form == tuned.guess and engine._tuned.choices.names == {}
     assert engine._tuned.row(SUM).form == ""
 
 
 def test_a_form_with_wrong_results_may_not_win(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared(monkeypatch, guess=longer, others=wrong, **{"64 rows": lambda program: program})
-    told = engine.tune(SUM, SECONDS)
-    assert told.form == "64 rows" and set(told.refused.values()) == {"its results are wrong"}
-    assert len(told.refused) >= 4 and dict(engine._tuned.row(SUM).refused) == told.refused
+    tuned = engine.tune(SUM, SECONDS)
+    assert tuned.form == "64 rows" and set(tuned.refused.values()) == {"its results are wrong"}
+    assert len(tuned.refused) >= 4 and dict(engine._tuned.row(SUM).refused) == tuned.refused
     monkeypatch.undo()
     assert engine.tune(SUM, SECONDS).tried == 2, "what was refused is not run again"
 
@@ -138,8 +138,8 @@ def test_a_form_that_the_driver_does_not_compile_may_not_win(engine: Any, monkey
         raise CompileFailed("no registers are left")
 
     prepared(monkeypatch, **{"64 rows": refuse})
-    told = engine.tune(SUM, SECONDS)
-    assert told.finished and told.refused == {"64 rows": "no registers are left"}
+    tuned = engine.tune(SUM, SECONDS)
+    assert tuned.finished and tuned.refused == {"64 rows": "no registers are left"}
 
 
 def test_a_form_whose_results_change_may_not_win(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,18 +153,18 @@ def test_a_form_whose_results_change_may_not_win(engine: Any, monkeypatch: pytes
 
     told_at_first = len(engine._tuner._choice(problem_of(ShapeClass.parse(SUM), True)).forms)
     monkeypatch.setattr(tuner.Problem, "agree", only_at_first)
-    told = engine.tune(SUM, SECONDS)
-    assert told.form == told.guess and "change from run to run" in str(dict(engine._tuned.row(SUM).refused))
+    tuned = engine.tune(SUM, SECONDS)
+    assert tuned.form == tuned.guess and "change from run to run" in str(dict(engine._tuned.row(SUM).refused))
 
 
 def test_too_little_time_keeps_nothing(engine: Any) -> None:
-    told = engine.tune(SUM, 1e-6)
-    assert not told.finished and told.why and engine._tuned.row(SUM).form is None
+    tuned = engine.tune(SUM, 1e-6)
+    assert not tuned.finished and tuned.why and engine._tuned.row(SUM).form is None
 
 
 def test_who_is_stopped_keeps_nothing_and_says_so(engine: Any) -> None:
-    told = engine.tune(SUM, SECONDS, lambda: True)
-    assert not told.finished and told.why and engine._tuned.row(SUM).form is None
+    tuned = engine.tune(SUM, SECONDS, lambda: True)
+    assert not tuned.finished and tuned.why and engine._tuned.row(SUM).form is None
     assert engine.tune(SUM, SECONDS).finished
 
 
@@ -195,8 +195,8 @@ def test_a_device_without_room_is_not_emptied_for_it(engine: Any, monkeypatch: p
     engine._device.trim()
     monkeypatch.setattr(engine._device, "memory_bytes", engine._device.allocated_bytes + 4096)
     monkeypatch.setattr(engine._device, "make_room", lambda: pytest.fail("what others need was moved"))
-    told = engine.tune(SUM, SECONDS)
-    assert not told.finished and "are left" in told.why
+    tuned = engine.tune(SUM, SECONDS)
+    assert not tuned.finished and "are left" in tuned.why
 
 
 def test_what_was_never_measured_is_known_of_parts_and_of_what_they_repeat(engine: Any) -> None:
@@ -245,5 +245,5 @@ def test_a_clock_that_is_too_coarse_keeps_the_first_guess(engine: Any, monkeypat
     if not engine._device.has_stamps:
         pytest.skip("this adapter does not tell the time")
     monkeypatch.setattr(engine._device, "_stamp_s", 1e-30)  # every kernel seems to take no time
-    told = engine.tune(SUM, SECONDS)
-    assert told.finished and told.form == told.guess and told.form_s > 0
+    tuned = engine.tune(SUM, SECONDS)
+    assert tuned.finished and tuned.form == tuned.guess and tuned.form_s > 0

@@ -83,7 +83,7 @@ class Calls:
             self.nodes.append(sorted(report.workers))
             self.generations.append(report.generation)
 
-    def told(self, kind: str) -> list[str]:
+    def events_of(self, kind: str) -> list[str]:
         return [event.text for event in self.cluster.coordinator.events if event.kind == kind]
 
 
@@ -114,7 +114,11 @@ def test_at_steady_state_no_plan_changes(devices: Callable[[], list[Device]], st
         for _ in range(334):
             for program in programs:
                 await calls.run(program, 1)
-        assert len(set(calls.generations)) == len(programs) and not calls.told("moved") and not calls.told("pace")
+        assert (
+            len(set(calls.generations)) == len(programs)
+            and not calls.events_of("moved")
+            and not calls.events_of("pace")
+        )
 
     simulate(scenario, devices=devices())
 
@@ -138,7 +142,7 @@ def test_noise_moves_nothing(noise: Callable[[random.Random], float], strategy: 
                 each.slower = noise(chance)
 
         await calls.run(chain(10, strategy), 500, shake)
-        assert len(set(calls.generations)) == 1 and not calls.told("moved")
+        assert len(set(calls.generations)) == 1 and not calls.events_of("moved")
 
     simulate(scenario, devices=unlike())
 
@@ -154,9 +158,9 @@ def test_a_split_that_takes_longer_than_one_worker_is_given_up_for_good() -> Non
         split_s = calls.seconds[-1]
         await calls.run(program, 60)
         assert len(calls.nodes[-1]) == 1 and calls.seconds[-1] < 0.7 * split_s
-        assert len(calls.told("moved")) == 1
+        assert len(calls.events_of("moved")) == 1
         await calls.run(program, 300)
-        assert len(calls.told("moved")) == 1, "both are known"
+        assert len(calls.events_of("moved")) == 1, "both are known"
 
     simulate(scenario, devices=[device(0.004), *(replace(device(0.004), slower=6.0) for _ in range(2))])
 
@@ -184,17 +188,17 @@ def test_a_device_that_becomes_slower_costs_a_few_calls(
         assert calls.seconds[-1] <= NEAR * best_s or best_s > 0.65 * slow_s
         await calls.run(program, LATER)
         assert calls.seconds[-1] <= NEAR * best_s, (calls.seconds, best_s)
-        moved = len(calls.told("moved"))
+        moved = len(calls.events_of("moved"))
         assert moved <= 1
         for _ in range(8):  # nothing goes to and fro while it stays slow
             await asyncio.sleep(RETRY_S_FIRST)
             await calls.run(program, 5)
-        assert len(calls.told("moved")) == moved
+        assert len(calls.events_of("moved")) == moved
         cluster.slow("sim-0", 1.0)
         await asyncio.sleep(300)
         await calls.run(program, LATER)
         assert calls.seconds[-1] <= NEAR * well_s
-        assert len(calls.told("moved")) <= 2 * moved
+        assert len(calls.events_of("moved")) <= 2 * moved
         await calls.run(program, 50)
         assert len(set(calls.generations[-50:])) == 1
 
@@ -209,7 +213,7 @@ def test_a_spell_that_is_over_at_once_moves_nothing() -> None:
             await calls.run(chain(6), 30)
             cluster.devices[0].slower = 8.0
             await calls.run(chain(6), 3)
-        assert len(set(calls.generations)) == 1 and not calls.told("moved")
+        assert len(set(calls.generations)) == 1 and not calls.events_of("moved")
 
     simulate(scenario, devices=alike())
 
@@ -237,7 +241,7 @@ def test_weights_do_not_move_before_staying_has_cost_as_much() -> None:
         await calls.run(program, 60)
         assert len(set(calls.generations)) == 1, "not yet"
         await calls.run(program, 300)
-        assert len(set(calls.generations)) == 2 and len(calls.told("moved")) == 1
+        assert len(set(calls.generations)) == 2 and len(calls.events_of("moved")) == 1
         (moved,) = (event for event in cluster.coordinator.events if event.kind == "moved")
         assert 4 <= moved.at_s - began_s <= 20
 

@@ -24,7 +24,7 @@ SETTLED_S = 3.3
 TRAVEL_S = 0.01  # at most, of a frame
 
 
-def told(cluster: Cluster, kind: str, node: str) -> list[tuple[float, str]]:
+def events_of(cluster: Cluster, kind: str, node: str) -> list[tuple[float, str]]:
     """The time at which the coordinator published this event of a worker, and its text."""
     return [
         (event.at_s, event.text) for event in cluster.coordinator.events if (event.kind, event.node) == (kind, node)
@@ -94,13 +94,16 @@ def test_those_that_are_gone_for_the_longest_are_forgotten_where_more_came_than_
 @pytest.mark.parametrize("workers", [2, 3, 5])
 def test_a_worker_that_is_cut_off_is_suspect_and_dead_in_time(workers: int) -> None:
     def seen(cluster: Cluster, began_s: float) -> None:
-        ((suspect_s, _),), ((dead_s, reason),) = told(cluster, "suspect", "sim-0"), told(cluster, "dead", "sim-0")
+        ((suspect_s, _),), ((dead_s, reason),) = (
+            events_of(cluster, "suspect", "sim-0"),
+            events_of(cluster, "dead", "sim-0"),
+        )
         assert within(suspect_s - began_s, HEALTH.suspect_s) and suspect_s - began_s <= 0.6
         assert within(dead_s - began_s, HEALTH.probed_s)
         asked = min(2, workers - 1)
         assert reason.endswith(f"{asked} peer{'s' if asked > 1 else ''} could not reach it")
         assert not any(
-            told(cluster, kind, f"sim-{other}") for kind in ("suspect", "dead") for other in range(1, workers)
+            events_of(cluster, kind, f"sim-{other}") for kind in ("suspect", "dead") for other in range(1, workers)
         )
 
     after(lambda cluster: cluster.silence("sim-0"), seen, workers)
@@ -110,7 +113,7 @@ def test_a_worker_that_is_only_not_heard_has_until_the_time_out() -> None:
     """The cluster's checker looks after every event that it owns nothing afterwards."""
 
     def seen(cluster: Cluster, began_s: float) -> None:
-        ((dead_s, reason),) = told(cluster, "dead", "sim-0")
+        ((dead_s, reason),) = events_of(cluster, "dead", "sim-0")
         assert within(dead_s - began_s, HEALTH.dead_s)
         assert reason.endswith("though 2 peers reached it")
 
@@ -119,7 +122,7 @@ def test_a_worker_that_is_only_not_heard_has_until_the_time_out() -> None:
 
 def test_a_worker_that_does_not_hear_its_coordinator_falls_silent_itself_and_is_then_gone() -> None:
     def seen(cluster: Cluster, began_s: float) -> None:
-        ((dead_s, _),) = told(cluster, "dead", "sim-0")
+        ((dead_s, _),) = events_of(cluster, "dead", "sim-0")
         lapsed_s = dead_s - HEALTH.dead_s - began_s  # its peers reach it, so that it has all of the time-out
         assert HEALTH.lease_s * (1 - ASK_SHARE) - HEALTH.beat_s <= lapsed_s <= HEALTH.lease_s + TRAVEL_S
 
@@ -129,7 +132,7 @@ def test_a_worker_that_does_not_hear_its_coordinator_falls_silent_itself_and_is_
 def test_a_coordinator_that_is_cut_off_holds_its_verdicts_for_the_stated_time() -> None:
     def seen(cluster: Cluster, began_s: float) -> None:
         for name in cluster.names:
-            ((dead_s, _),) = told(cluster, "dead", name)
+            ((dead_s, _),) = events_of(cluster, "dead", name)
             assert within(dead_s - began_s, HEALTH.suspect_s + HEALTH.hold_s)
 
     after(cut_off, seen, 4)
@@ -142,8 +145,8 @@ def test_a_coordinator_cut_off_for_less_than_that_condemns_nobody() -> None:
         await asyncio.sleep(HEALTH.lease_s * (1 - ASK_SHARE) - TRAVEL_S)
         cluster.heal()
         await asyncio.sleep(5.0)
-        assert all(told(cluster, "suspect", name) for name in cluster.names)
-        assert not any(told(cluster, "dead", name) for name in cluster.names)
+        assert all(events_of(cluster, "suspect", name) for name in cluster.names)
+        assert not any(events_of(cluster, "dead", name) for name in cluster.names)
 
     simulate(scenario, 4)
 
@@ -164,7 +167,7 @@ def test_nobody_is_condemned_over_bad_wires(wire: Conditions) -> None:
         for seed in range(5):
             assert await Job.of(seed, "pipeline").ask(cluster)
             await asyncio.sleep(20.0)
-        assert not any(told(cluster, "dead", name) for name in cluster.names)
+        assert not any(events_of(cluster, "dead", name) for name in cluster.names)
 
     transcript = simulate(scenario, 3)
     assert not re.search(r"\bdead\b", transcript)

@@ -53,9 +53,9 @@ async def run(strategy: Pipeline, workers: int, victim: int | None, tick_s: floa
         if victim is not None:
             await asyncio.sleep(tick_s)
             mesh.simulation.kill(names[nodes[victim]])
-        told = [float((await step)["loss"]) for step in steps]
+        losses = [float((await step)["loss"]) for step in steps]
         took_s = asyncio.get_running_loop().time() - began_s
-        return told, bits(await session.state()), took_s
+        return losses, bits(await session.state()), took_s
 
 
 def simulated(strategy: Pipeline, workers: int, victim: int | None = None, tick_s: float = 0.0) -> Any:
@@ -67,8 +67,8 @@ def simulated(strategy: Pipeline, workers: int, victim: int | None = None, tick_
 def undisturbed() -> tuple[Any, list[bytes]]:
     """What one worker makes: the bits of every pipeline whose weights change once a step."""
     with Mesh.builder().mesh("sim").simulate(1).build() as mesh, mesh.session(STEP, STATE, *batch(0)) as session:
-        told = [float(session.step(*batch(step)).result()["loss"]) for step in range(STEPS)]
-        return told[1:], bits(session.state())
+        losses = [float(session.step(*batch(step)).result()["loss"]) for step in range(STEPS)]
+        return losses[1:], bits(session.state())
 
 
 KILLED: dict[str, tuple[Pipeline, int, int, tuple[int, ...]]] = {  # workers, stages, who dies in the short test
@@ -81,8 +81,8 @@ STEPS_S = 0.0075  # that the steps take
 
 def check(way: str, victim: int, tick_s: float) -> None:
     strategy, workers, *_ = KILLED[way]
-    told, state, _ = simulated(strategy, workers, victim, tick_s)
-    assert (told, state) == undisturbed(), (way, victim, tick_s)
+    losses, state, _ = simulated(strategy, workers, victim, tick_s)
+    assert (losses, state) == undisturbed(), (way, victim, tick_s)
 
 
 @pytest.mark.parametrize("way", KILLED)
@@ -103,8 +103,8 @@ def test_every_stage_may_die_at_every_tick(way: str, tick: int) -> None:
 
 def test_columns_and_stale_weights_survive_a_death() -> None:
     """Sums of columns have another order; stale weights follow from the number of stages, which is the same again."""
-    told, _, _ = simulated(Pipeline(2, TURNS, data=2), 5, 2, 0.002)
-    np.testing.assert_allclose(told, undisturbed()[0], rtol=0, atol=1e-5)
+    losses, _, _ = simulated(Pipeline(2, TURNS, data=2), 5, 2, 0.002)
+    np.testing.assert_allclose(losses, undisturbed()[0], rtol=0, atol=1e-5)
 
 
 # -- the trainer --------------------------------------------------------------------------------------------

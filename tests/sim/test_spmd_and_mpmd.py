@@ -136,18 +136,18 @@ def test_a_session_of_ranks_that_take_other_branches_carries_its_state() -> None
 
     expected = X.sum(0) - X[3]
     with Mesh.builder().simulate(4).build() as made, made.session(step, np.zeros(4, np.float32), X) as session:
-        told = [session.step(X).result() for _ in range(3)]
-        np.testing.assert_allclose(told, [expected] * 3, rtol=1e-5)
+        results = [session.step(X).result() for _ in range(3)]
+        np.testing.assert_allclose(results, [expected] * 3, rtol=1e-5)
         np.testing.assert_allclose(session.state(), 3 * expected, rtol=1e-5)
-        assert any("do not compute the same" in reason for reason in made.plan(step, told[0], X).data["reasons"])
+        assert any("do not compute the same" in reason for reason in made.plan(step, results[0], X).data["reasons"])
 
 
 def test_a_worker_with_several_ranks_is_sent_their_graph_once() -> None:
     profiles = near(worker(0, *(profile(number, 1.0, 1.0) for number in range(4))))
     plan = make_plan(SUMS, profiles, "ranks")
-    told = plan_messages.deploy(plan, "node-0", PlanKey(1, 1), {}, plan_messages.Inventory({}, {}))
-    assert len(told.parts) == 4
-    assert {part.graph for part in told.parts} == told.graphs.keys() == _rank_graphs()
+    message = plan_messages.deploy(plan, "node-0", PlanKey(1, 1), {}, plan_messages.Inventory({}, {}))
+    assert len(message.parts) == 4
+    assert {part.graph for part in message.parts} == message.graphs.keys() == _rank_graphs()
 
 
 def test_a_rank_that_cannot_compile_fails_the_call_for_all_long_before_the_deadline() -> None:
@@ -181,9 +181,9 @@ def test_two_workers_run_different_programs_in_one_step() -> None:
             return state + first, second
 
         with made.session(step, np.float32(0), X) as session:
-            told = [session.step(X).result() for _ in range(3)]
+            results = [session.step(X).result() for _ in range(3)]
             np.testing.assert_allclose(session.state(), 3 * np.tanh(X).sum(), rtol=1e-5)
-        np.testing.assert_allclose(told, [(np.exp(X) * X).max()] * 3, rtol=1e-5)
+        np.testing.assert_allclose(results, [(np.exp(X) * X).max()] * 3, rtol=1e-5)
 
 
 def _rank_graphs() -> set[bytes]:

@@ -40,16 +40,16 @@ def given(number: int) -> tuple[Any, Any]:
 
 def undisturbed() -> tuple[list[float], list[list[bytes]]]:
     """What every step tells, and the state after it, in numpy."""
-    state, told, states = first_state(), [], []
+    state, outputs, states = first_state(), [], []
     for number in range(STEPS):
         at, row = given(number)
         looked = state["table"][at].copy()
         state["cache"][at] = row + looked
         state["table"][(at + 1) % ROWS] = looked + state["cache"][(at + 2) % ROWS]
         state["done"] = state["done"] + np.int32(1)
-        told.append(state["cache"][at].sum() + looked[0])
+        outputs.append(state["cache"][at].sum() + looked[0])
         states.append(bits(state))
-    return told, states
+    return outputs, states
 
 
 def bits(state: Any) -> list[bytes]:
@@ -72,13 +72,13 @@ def outgrown(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("strategy", ["single", "pipeline"])
 def test_the_state_after_every_step_is_that_of_numpy(strategy: str, outgrown: list[int]) -> None:
-    told, states = undisturbed()
+    outputs, states = undisturbed()
     with (
         Mesh.builder().mesh("sim").simulate(3).build() as mesh,
         mesh.session(step, first_state(), *given(0), strategy=strategy) as session,
     ):
         for number in range(STEPS):
-            assert np.allclose(session.step(*given(number)).result(), told[number], rtol=1e-5)
+            assert np.allclose(session.step(*given(number)).result(), outputs[number], rtol=1e-5)
             assert bits(session.state()) == states[number]
     assert len(outgrown) >= STEPS - 1, "nothing was done in place"
 
@@ -118,26 +118,26 @@ async def disturbed(seed: int, copies: str, strategy: str) -> tuple[list[float],
         async with await mesh.session(
             step, first_state(), *given(0), copies=copies, every=rng.randint(1, 4), strategy=strategy
         ) as session:
-            told = [float(await session.step(*given(0)))]
+            outputs = [float(await session.step(*given(0)))]
             player = asyncio.create_task(mischief())
             for first in range(1, STEPS, 3):
                 steps = [session.step(*given(number)) for number in range(first, min(first + 3, STEPS))]
-                told += [float(await each) for each in steps]
+                outputs += [float(await each) for each in steps]
                 await asyncio.sleep(rng.uniform(0, 1.5))
             player.cancel()
             state = bits(await session.state())
         cluster.checker.verdict()
-        return told, state, deaths
+        return outputs, state, deaths
 
 
 @pytest.mark.parametrize("strategy", ["single", "pipeline"])
 @pytest.mark.parametrize("copies", ["buddy", "coded", "checkpoint"])
 def test_deaths_at_any_moment_change_no_bit(copies: str, strategy: str, outgrown: list[int]) -> None:
-    told, states = undisturbed()
+    outputs, states = undisturbed()
     deaths = 0
     for seed in range(6):
         with asyncio.Runner(loop_factory=VirtualLoop) as runner:
             found, state, happened = runner.run(disturbed(seed, copies, strategy))
-        assert np.allclose(found, told, rtol=1e-5) and state == states[-1], seed
+        assert np.allclose(found, outputs, rtol=1e-5) and state == states[-1], seed
         deaths += happened
     assert deaths and outgrown

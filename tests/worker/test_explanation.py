@@ -24,12 +24,12 @@ KEY = (1, 0)
 
 class Scripted:
     """An engine with one kernel, whose runs are Cancelled from the one numbered `ends` on.  A run that is watched tells
-    `told`."""
+    `spans_given`."""
 
     info = EngineInfo("wgsl", "", "", "", False, 0, {}, {})
 
-    def __init__(self, told: Sequence[Span], ends: int = 1 << 30, room: int = 2) -> None:
-        self.told, self.ends, self.room = told, ends, room
+    def __init__(self, spans_given: Sequence[Span], ends: int = 1 << 30, room: int = 2) -> None:
+        self.spans_given, self.ends, self.room = spans_given, ends, room
         self.runs, self.loaded = 0, list[Any]()
         self.spans: Spans | None = None
 
@@ -52,7 +52,7 @@ class Scripted:
         self.runs += 1
         if self.runs >= self.ends or stopped():
             raise Cancelled("the run was stopped")
-        for span in self.told if self.spans else ():
+        for span in self.spans_given if self.spans else ():
             self.spans(span)  # type: ignore[misc]
         return []
 
@@ -91,8 +91,8 @@ def span(began_s: float, ended_s: float, joins: bool = False) -> Span:
     ],
     ids=["one", "two runs", "threads that overlap", "threads of two runs"],
 )
-def test_what_threads_do_at_the_same_time_counts_once(told: list[Span], seconds: float, runs: int) -> None:
-    (kernel,), clock, evaluations, whole_s = explained(Scripted(told))
+def test_what_threads_do_at_the_same_time_counts_once(spans_given: list[Span], seconds: float, runs: int) -> None:
+    (kernel,), clock, evaluations, whole_s = explained(Scripted(spans_given))
     assert (kernel.seconds, kernel.runs, clock, evaluations) == (seconds, runs, "a clock", RUNS)
     assert whole_s is not None and whole_s >= 0
 

@@ -36,10 +36,10 @@ class ReadingEngine(CpuEngine):
     ids=["cpu", "reading", "throttled"],
 )
 def test_a_part_tells_its_reading_and_packing(engine: Any, read_s: float, tmp_path: Path) -> None:
-    told, output = part_costs(engine, tmp_path, X)
+    costs, output = part_costs(engine, tmp_path, X)
     assert np.array_equal(output, -X)
-    assert told.readback_s == read_s and told.encode_s > 0
-    assert (told.exchange_s, told.sent_bytes) == (0.0, 0)
+    assert costs.readback_s == read_s and costs.encode_s > 0
+    assert (costs.exchange_s, costs.sent_bytes) == (0.0, 0)
 
 
 def summed(group: Any, rank: int) -> int:
@@ -56,7 +56,7 @@ def test_bytes_to_other_ranks_are_those_of_an_all_reduce_whichever_way_they_go(p
 
 @pytest.mark.parametrize("meanwhile", [False, True])
 def test_a_step_tells_what_it_sent_and_what_it_packed_while_it_waited(meanwhile: bool) -> None:
-    channels, told = channels_in_memory(2), [(0.0, 0.0, 0)] * 2
+    channels, costs = channels_in_memory(2), [(0.0, 0.0, 0)] * 2
 
     def work(rank: int) -> None:
         ranks = RankCollectives(channels[rank], ("dp",), (2,), rank)
@@ -68,13 +68,13 @@ def test_a_step_tells_what_it_sent_and_what_it_packed_while_it_waited(meanwhile:
                 time.sleep(0.001)
             assert np.array_equal(pending.result(), 2 * X)
             ranks.end()
-            told[rank] = ranks.costs
+            costs[rank] = ranks.costs
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for waited_s, copy_s, sent_bytes in told:
+    for waited_s, copy_s, sent_bytes in costs:
         assert sent_bytes == X.nbytes
         assert copy_s == 0.0 if meanwhile else 0.0 < copy_s <= waited_s

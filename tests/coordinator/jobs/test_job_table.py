@@ -20,12 +20,12 @@ NOBODY = "none is connected"
 
 
 class Story:
-    """A table whose entries are kept at once, or refused while `full`; `told` has one word per action."""
+    """A table whose entries are kept at once, or refused while `full`; `actions` has one word per action."""
 
     def __init__(self) -> None:
         self.table = JobTable(LIMITS)
         self.now = 0.0
-        self.told: list[str] = []
+        self.actions: list[str] = []
         self.full = False
         self.journal: list[tuple[str, str, Any]] = []
 
@@ -51,11 +51,11 @@ class Story:
     def do(self, actions: list[Action]) -> None:
         self.table.validate()
         for action in actions:
-            self.told.append(f"{type(action).__name__} {action.job.job}")
+            self.actions.append(f"{type(action).__name__} {action.job.job}")
             if isinstance(action, Save) and self.full:
                 self.do(self.table.save_failed(action, self.now, NotDurable("the disk is full")))
             elif isinstance(action, Save):
-                self.told[-1] += f" {action.kind}"
+                self.actions[-1] += f" {action.kind}"
                 self.journal.append((action.job.entry, action.kind, json.loads(json.dumps(action.fields))))
                 self.do(self.table.saved(action, self.now))
             elif isinstance(action, SaveLater):
@@ -85,10 +85,10 @@ class Story:
 def test_a_job_is_promised_run_and_told_in_this_order() -> None:
     story = Story()
     story.submit("a")
-    assert story.told == ["Save a accepted", "Notify a", "SaveLater a", "Start a"]
-    story.told.clear()
+    assert story.actions == ["Save a accepted", "Notify a", "SaveLater a", "Start a"]
+    story.actions.clear()
     story.ran("a", 2.0, "outputs")
-    assert story.told == ["Save a ended", "Notify a"]
+    assert story.actions == ["Save a ended", "Notify a"]
     job = story.job("a")
     assert (job.state, job.outputs, job.work, job.ended_s) == ("done", "outputs", None, 2.0)
 
@@ -151,7 +151,7 @@ def test_a_job_whose_values_are_still_on_their_way_does_not_start() -> None:
     job = story.table.submit(Job("a", "", "c", True, 0.0))
     assert (story.table.start(0.0), job.state) == ([], "arriving")
     story.do(story.table.cancel(job, 1.0))
-    assert (story.table.arrived(job, 2.0, "work"), job.state, story.told) == ([], "cancelled", ["Notify a"])
+    assert (story.table.arrived(job, 2.0, "work"), job.state, story.actions) == ([], "cancelled", ["Notify a"])
 
 
 def test_a_job_that_was_cancelled_while_it_was_written_is_written_as_cancelled() -> None:
@@ -161,7 +161,7 @@ def test_a_job_that_was_cancelled_while_it_was_written_is_written_as_cancelled()
     assert isinstance(save, Save)
     story.do(story.table.cancel(job, 1.0))
     story.do(story.table.saved(save, 2.0))
-    assert story.told == ["Notify a", "Save a ended"]
+    assert story.actions == ["Notify a", "Save a ended"]
     assert (story.journal[-1][2]["state"], job.state) == ("cancelled", "cancelled")
 
 
@@ -204,7 +204,7 @@ def test_two_members_may_give_their_jobs_the_same_id() -> None:
     story = Story()
     story.submit("a", client="ann/1", content="x")
     story.submit("a", client="bob", content="y")
-    assert story.told.count("Start a") == 2
+    assert story.actions.count("Start a") == 2
     of_ann = story.table.get("a", "ann")
     assert story.submit("a", client="ann/2", content="x") is of_ann
     assert story.table.report(of_ann, 0.0, details=False).client == "ann"
@@ -255,7 +255,7 @@ def test_members_take_turns() -> None:
         story.submit(name, client="bob")
     starts: list[str] = []
     while len(starts) < 7:
-        starts = [told.removeprefix("Start ") for told in story.told if told.startswith("Start")]
+        starts = [action.removeprefix("Start ") for action in story.actions if action.startswith("Start")]
         story.ran(next(name for name in starts if name in running(story)), story.now + 0.1)
     assert starts == list("adbecfg")
 
@@ -320,7 +320,7 @@ def test_the_same_job_sent_again_counts_once() -> None:
     assert story.submit("a") is first
     story.ran("a", 1.0, "outputs")
     assert story.submit("a") is first
-    assert story.told.count("Start a") == 1
+    assert story.actions.count("Start a") == 1
 
 
 def test_an_id_is_not_given_twice_and_is_an_id() -> None:
@@ -350,14 +350,14 @@ def test_an_end_that_could_not_be_written_is_told_and_written_later() -> None:
     story.submit("a")
     story.full = True
     story.ran("a", 1.0, "outputs")
-    assert (story.job("a").state, story.told[-2:]) == ("done", ["Save a", "Notify a"])
+    assert (story.job("a").state, story.actions[-2:]) == ("done", ["Save a", "Notify a"])
     story.at(2.0)
-    assert (story.told[-1], story.table.next_deadline()) == ("Notify a", 3.0)
+    assert (story.actions[-1], story.table.next_deadline()) == ("Notify a", 3.0)
     story.at(3.0)
-    assert (story.told[-1], story.table.next_deadline()) == ("Save a", 5.0)
+    assert (story.actions[-1], story.table.next_deadline()) == ("Save a", 5.0)
     story.full = False
     story.at(5.0)
-    assert (story.told[-1], story.table.next_deadline()) == ("Save a ended", 11.0)
+    assert (story.actions[-1], story.table.next_deadline()) == ("Save a ended", 11.0)
     assert "not kept yet: the disk is full" in story.log("a")
 
 
@@ -405,7 +405,7 @@ def test_results_are_forgotten_by_age_and_by_number() -> None:
         story.submit(name)
         story.ran(name, float(place))
     story.at(2.0)
-    assert story.told[-2:] == ["Save a forgotten", "Free a"]
+    assert story.actions[-2:] == ["Save a forgotten", "Free a"]
     assert story.table.next_deadline() == 11.0
     story.at(11.5)
     assert [job.job for job in story.table.all()] == ["c"]
@@ -551,7 +551,7 @@ def test_a_job_that_was_never_accepted_is_dropped_without_an_entry() -> None:
     job = story.table.submit(Job("a", "", "c", True, 0.0))
     story.do(story.table.refused(job, 0.0, InputError("no")))
     story.at(10.0)
-    assert (story.told, story.journal) == (["Notify a", "Free a"], [])
+    assert (story.actions, story.journal) == (["Notify a", "Free a"], [])
 
 
 # -- any order of events

@@ -45,11 +45,11 @@ def test_what_it_takes_goes_by_the_links() -> None:
     slow = {(CLIENT, node): Link(0.0, 1e4) for node in ("node-1", "node-2")}
     profiles = near(*THREE.workers).__class__(THREE.workers, THREE.near, slow)
     before, after = cut()
-    told = described(before, after, profiles, "node-0", lambda node: (), ahead=False)
+    effects = described(before, after, profiles, "node-0", lambda node: (), ahead=False)
     by_worker: dict[str, float] = {}
-    for each in told["weights"]:
+    for each in effects["weights"]:
         by_worker[each["worker"]] = by_worker.get(each["worker"], 0.0) + each["seconds"]
-    assert told["seconds"] == pytest.approx(0.05 + max(by_worker.values()))
-    assert told["moved_bytes"] == sum(each["size_bytes"] for each in told["weights"]) > 0
-    assert told["call_s"] == after.seconds and told["before_s"] == before.seconds
-    assert {part["worker"] for part in told["plan"]["parts"]} == {"worker-1", "worker-2"}
+    assert effects["seconds"] == pytest.approx(0.05 + max(by_worker.values()))
+    assert effects["moved_bytes"] == sum(each["size_bytes"] for each in effects["weights"]) > 0
+    assert effects["call_s"] == after.seconds and effects["before_s"] == before.seconds
+    assert {part["worker"] for part in effects["plan"]["parts"]} == {"worker-1", "worker-2"}

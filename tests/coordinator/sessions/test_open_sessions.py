@@ -12,11 +12,11 @@ from coordinator.sessions.open_sessions import Sessions
 from wire.errors import MeshError, NodeLost
 
 
-class Told:
-    """A session that notes what it is told; one that `fails` cannot take it."""
+class RecordingSession:
+    """A session that records its events; one that `fails` raises at each."""
 
     def __init__(self, fails: bool = False) -> None:
-        self.fails, self.told, self.ended = fails, list[str](), list[MeshError]()
+        self.fails, self.events, self.ended = fails, list[str](), list[MeshError]()
 
     def nodes_changed(self, error: MeshError | None, away: bool) -> None:
         self.feed("nodes changed")
@@ -24,26 +24,26 @@ class Told:
     def feed(self, event: Any) -> None:
         if self.fails:
             raise KeyError("a plan that is gone")
-        self.told.append(event if isinstance(event, str) else type(event).__name__)
+        self.events.append(event if isinstance(event, str) else type(event).__name__)
 
     def _unanswered(self, error: MeshError) -> None:
         self.ended.append(error)
 
 
-def sessions(*those: Told, members: Any = ()) -> Any:
+def sessions(*those: RecordingSession, members: Any = ()) -> Any:
     opened = Sessions(cast(Any, SimpleNamespace(plans=SimpleNamespace(members=members))))
     opened._open.extend(cast(Any, those))
     return opened
 
 
 async def test_one_that_fails_at_what_it_hears_ends_and_the_others_hear_of_the_death() -> None:
-    bad, well = Told(fails=True), Told()
+    bad, well = RecordingSession(fails=True), RecordingSession()
     opened = sessions(bad, well)
     opened.nodes_changed(NodeLost("a worker died"), True)
     opened.node_returned("worker", {1: 2})
     opened.stuck("worker")
     opened.close()
-    assert well.told == ["nodes changed", "NodeReturned", "NodeStuck", "CloseRequested"]
+    assert well.events == ["nodes changed", "NodeReturned", "NodeStuck", "CloseRequested"]
     await asyncio.sleep(0)
     assert len(bad.ended) == 4 and "KeyError" in str(bad.ended[0]) and not well.ended
 

@@ -29,9 +29,9 @@ transformers.utils.logging.disable_progress_bar()
 
 @cache
 def _shapes(model_type: str, architecture: str, settings: str) -> dict[str, tuple[int, ...]]:
-    told = json.loads(settings)
+    options = json.loads(settings)
     kind = getattr(transformers, architecture)
-    model = kind(kind.config_class(**{key: told[key] for key in told if key != "model_type"}))
+    model = kind(kind.config_class(**{key: options[key] for key in options if key != "model_type"}))
     with tempfile.TemporaryDirectory() as folder:
         model.to(torch.float32).save_pretrained(folder)
         with safe_open(Path(folder) / "model.safetensors", "np") as file:
@@ -55,8 +55,12 @@ def outputs_of(folder: Path, case: Case) -> dict[str, np.ndarray] | str:
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
-            model, told = kind.from_pretrained(folder, output_loading_info=True)
-            strange = {what: sorted(map(str, told[what])) for what in ("missing_keys", "mismatched_keys") if told[what]}
+            model, loading_info = kind.from_pretrained(folder, output_loading_info=True)
+            strange = {
+                what: sorted(map(str, loading_info[what]))
+                for what in ("missing_keys", "mismatched_keys")
+                if loading_info[what]
+            }
             if strange:
                 return f"weights that are drawn: {strange}"
             model.config._experts_implementation = "eager"  # the others need sizes that are multiples of 16 bytes

@@ -35,7 +35,7 @@ Reference = Callable[[Attrs, list[Array], TensorType], Array]
 def reference(graph: WireGraph, inputs: Mapping[str, Array], rank: Rank | None = None) -> list[Array]:
     """The outputs of `graph`, every node rounded to its dtype; as one `rank` of several where it is a body."""
     values: list[Array] = []
-    told: dict[Any, list[Array]] = {}
+    computed: dict[Any, list[Array]] = {}
     for node, kind in zip(graph.nodes, graph.types, strict=True):
         operands = [values[source] for source in node.inputs]
         if node.op in ("input", "param"):
@@ -46,7 +46,7 @@ def reference(graph: WireGraph, inputs: Mapping[str, Array], rank: Rank | None =
             body = node.attrs["body"]
             values.append(_inside(body, operands, rank)[0])
         elif node.op in CONTROL:
-            values.append(_once(node, operands, rank, told)[node.attrs["output"]])
+            values.append(_once(node, operands, rank, computed)[node.attrs["output"]])
         elif node.op == "spmd":
             values.append(spmd(node.attrs, operands, _inside)[node.attrs["output"]])
         elif node.op in COLLECTIVES:
@@ -62,12 +62,12 @@ def _inside(graph: WireGraph, operands: list[Array], rank: Rank | None = None) -
     return reference(graph, dict(zip(graph.input_types, operands, strict=True)), rank)
 
 
-def _once(node: Node, operands: list[Array], rank: Rank | None, told: dict[Any, list[Array]]) -> list[Array]:
+def _once(node: Node, operands: list[Array], rank: Rank | None, computed: dict[Any, list[Array]]) -> list[Array]:
     """All results of a branch or a loop: ranks meet in it once, however many results are asked for."""
     key = (node.op, node.inputs, *[(name, value) for name, value in node.attrs.items() if name != "output"])
-    if key not in told:
-        told[key] = CONTROL[node.op](node.attrs, operands, rank)
-    return told[key]
+    if key not in computed:
+        computed[key] = CONTROL[node.op](node.attrs, operands, rank)
+    return computed[key]
 
 
 def _cond(attrs: Attrs, operands: list[Array], rank: Rank | None) -> list[Array]:

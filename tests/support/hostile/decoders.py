@@ -26,7 +26,7 @@ DECODERS = (
     Decoder("adverts", network.adverts, 10_000, 0.5),
     Decoder("words", network.words, 10_000, 0.1),
     Decoder("shared files", network.shared_files, 20_000, 0.9),
-    Decoder("plans told", network.plans_told, 10_000, 0.4),
+    Decoder("plans told", network.deployed_plans, 10_000, 0.4),
     Decoder("host messages", network.host_messages, 40_000, 0.5),
     Decoder("worker orders", machines.worker_orders, 21_000, 0.4),
     Decoder("worker reports", machines.worker_reports, 4_000, 0.7),

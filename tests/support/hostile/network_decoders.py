@@ -222,7 +222,7 @@ _BULK_KINDS = {
 }
 
 
-def plans_told(folder: Path) -> Target:
+def deployed_plans(folder: Path) -> Target:
     """Plans and reports as a client is told them."""
     plan = b'{"seconds": 0.5, "parts": [{"node": "n1", "ops": 3}], "reasons": ["it fits"]}'
 

@@ -57,8 +57,8 @@ async def link(port: int, mesh: str, role: str) -> str:
     try:
         made = await endpoint.dial("127.0.0.1", port)
         owned = await made.request(Join(time.time_ns() // 1000, 0.5, "mallory", 5.0))
-        told = await made.request(TailLog(5))
-        return f"done: {owned} {told}"
+        lines = await made.request(TailLog(5))
+        return f"done: {owned} {lines}"
     finally:
         await endpoint.close()
 
@@ -115,7 +115,7 @@ def outcome(attempt: Any) -> str:
 
 
 if __name__ == "__main__":
-    told = json.loads(sys.argv[1])
+    settings = json.loads(sys.argv[1])
     asyncio.run(import_all())
-    become(told["uid"], told["home"])
-    print(json.dumps(attempts(told)))
+    become(settings["uid"], settings["home"])
+    print(json.dumps(attempts(settings)))

@@ -27,7 +27,7 @@ TRIES_MAX = 3
 EVENTS_MAX = 10_000
 
 
-class Told:
+class LoggedProcess:
     """A process and what it said."""
 
     def __init__(self, process: subprocess.Popen[Any], said: Path) -> None:
@@ -52,13 +52,13 @@ class LanMesh:
         (self.token,) = TOKEN.findall(self._text())
         self.line = next(line.split() for line in self.coordinator.lines() if line.startswith("    mesh-worker"))
 
-    def worker(self, host: Host, name: str, *arguments: str, token: str | None = None) -> Told:
+    def worker(self, host: Host, name: str, *arguments: str, token: str | None = None) -> LoggedProcess:
         """Type the printed line on another host; with other `arguments` than it has, or another token ("": none)."""
         more = {} if token == "" else {"MESH_TOKEN": self.token if token is None else token}
         assert self.line == ["mesh-worker", "join"]
         return self.daemon(host, name, "worker", "join", "--name", name, "--device", "cpu", *arguments, **more)
 
-    def start(self, host: Host, name: str, *arguments: str) -> Told:
+    def start(self, host: Host, name: str, *arguments: str) -> LoggedProcess:
         """`mesh-worker` of a machine that may have joined before."""
         return self.daemon(host, name, "worker", "--name", name, "--mesh", self.mesh, "--device", "cpu", *arguments)
 
@@ -90,7 +90,7 @@ class LanMesh:
     def _text(self) -> str:
         return "\n".join(self.coordinator.lines())
 
-    def daemon(self, host: Host, name: str, program: str, *arguments: str, **more: str) -> Told:
+    def daemon(self, host: Host, name: str, program: str, *arguments: str, **more: str) -> LoggedProcess:
         """A command that goes on, with a folder of this name."""
         folder = self._folder / name
         folder.mkdir(exist_ok=True)
@@ -103,7 +103,7 @@ class LanMesh:
                 stdout=out,
                 stderr=out,
             )
-        return Told(process, said)
+        return LoggedProcess(process, said)
 
 
 def until(holds: Callable[[], bool], within_s: float = COMES_TRUE_S) -> None:

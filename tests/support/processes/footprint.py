@@ -37,7 +37,7 @@ class Footprint:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ProcessReport:
     """One process as it sees itself."""
 
     tasks: Mapping[str, int]  # not done, by coroutine
@@ -94,7 +94,7 @@ class Asked:
 
     folder: Path
 
-    def tell(self, pid: int) -> Told:
+    def tell(self, pid: int) -> ProcessReport:
         answer = self.folder / f"{pid}.json"
         answer.unlink(missing_ok=True)
         deadline_s = time.monotonic() + TELL_S
@@ -107,7 +107,7 @@ class Asked:
                 asked_s = now_s
             time.sleep(0.01)
         said: dict[str, Any] = json.loads(answer.read_text())
-        return Told(**said)
+        return ProcessReport(**said)
 
 
 @contextmanager

@@ -144,17 +144,17 @@ def training(address: str, name: str) -> None:
             session = own.session(
                 train, first_state(), *batch(0), name=name, copies="buddy", every=5, strategy="pipeline"
             )
-        told = asked = session.steps_done
+        answered = asked = session.steps_done
         waiting: list[Any] = []
         while not over.wait(REST_S["training"]):
             while len(waiting) < STEPS_AHEAD:
                 waiting.append(session.step(*batch(asked)))
                 asked += 1
-            say("training", told, float(waiting.pop(0).result()).hex())
-            told += 1
+            say("training", answered, float(waiting.pop(0).result()).hex())
+            answered += 1
         for step in waiting:
-            say("training", told, float(step.result()).hex())
-            told += 1
+            say("training", answered, float(step.result()).hex())
+            answered += 1
         session.close()
 
 

@@ -66,13 +66,13 @@ class Trial:
     seed: int
     only: str = ""
     random: random.Random = field(init=False)
-    told: dict[str, Any] = field(init=False)
+    scenario: dict[str, Any] = field(init=False)
     ends: Counter[str] = field(init=False, default_factory=Counter)
     right: int = 0
 
     def __post_init__(self) -> None:
         rng = self.random = random.Random(self.seed)
-        self.told = {
+        self.scenario = {
             "workers": rng.randint(1, 6),
             "works": [self.only] if self.only else rng.choices(list(WORKS), k=rng.randint(1, 5)),
             "strategy": rng.choice(STRATEGIES),
@@ -88,12 +88,15 @@ class Trial:
             return runner.run(self._run())
 
     async def _run(self) -> str:
-        told = self.told
+        scenario = self.scenario
         async with (
-            await Mesh.builder().mesh("sim").simulate(told["workers"], self.seed, told["gflops"]).build_async() as m
+            await Mesh.builder()
+            .mesh("sim")
+            .simulate(scenario["workers"], self.seed, scenario["gflops"])
+            .build_async() as m
         ):
             cluster = m.simulation
-            chaos = Chaos(cluster, self.random, rest_s=told["rest_s"])
+            chaos = Chaos(cluster, self.random, rest_s=scenario["rest_s"])
             try:
                 async with asyncio.timeout(HANGS_S):
                     await self._works(m, chaos)
@@ -101,16 +104,16 @@ class Trial:
                 cluster.checker.verdict()
             except BaseException as error:
                 tasks = "\n".join(f"task {task.get_coro()}" for task in asyncio.all_tasks())
-                error.add_note(f"{told}\n{dict(self.ends)}\n{cluster.transcript()}\n{tasks}")
+                error.add_note(f"{scenario}\n{dict(self.ends)}\n{cluster.transcript()}\n{tasks}")
                 raise
             return cluster.transcript()
 
     async def _works(self, m: AsyncMesh, chaos: Chaos) -> None:
         async with AsyncInferenceServer(m) as server:
-            await server.load_model("tower", tower, max_batch=4, strategy=self.told["strategy"])
-            await server.load_model("llama", golden_model("llama"), max_batch=2, strategy=self.told["strategy"])
+            await server.load_model("tower", tower, max_batch=4, strategy=self.scenario["strategy"])
+            await server.load_model("llama", golden_model("llama"), max_batch=2, strategy=self.scenario["strategy"])
             player = asyncio.create_task(self._play(chaos))
-            await asyncio.gather(*(WORKS[name](self, m, server) for name in self.told["works"]))
+            await asyncio.gather(*(WORKS[name](self, m, server) for name in self.scenario["works"]))
             chaos.settle()
             await player
             while m.simulation.coordinator.nodes() and not m.live():
@@ -121,7 +124,7 @@ class Trial:
             np.testing.assert_allclose(found, tower_of(x), rtol=1e-5, atol=1e-6)
 
     async def _play(self, chaos: Chaos) -> None:
-        await chaos.play(ALL_FAULTS, self.told["faults"])
+        await chaos.play(ALL_FAULTS, self.scenario["faults"])
         await asyncio.sleep(30.0)
         chaos.end()
 
@@ -172,7 +175,7 @@ class Trial:
             await self._rest()
 
     async def session(self, m: AsyncMesh, server: AsyncInferenceServer) -> None:
-        told = self.told
+        scenario = self.scenario
         strategy = self.random.choice(STRATEGIES)
 
         def same(found: Any, wanted: Any) -> bool:
@@ -182,7 +185,7 @@ class Trial:
             return all(np.allclose(one, other, rtol=0, atol=near) for one, other in leaves)
 
         session = await m.session(
-            train, first_state(), *batch(0), copies=told["copies"], every=self.random.randint(1, 5),
+            train, first_state(), *batch(0), copies=scenario["copies"], every=self.random.randint(1, 5),
             strategy=strategy, ahead=self.random.choice((None, 1, 4)),
         )  # fmt: skip
         losses, states = undisturbed()
@@ -220,7 +223,7 @@ class Trial:
         for turn in range(6):
             x = rows(100 + turn, 3)
             found = await self._tried(
-                lambda x=x: m.run(tower, x, strategy=self.told["strategy"], copies=self.random.choice(CALL_COPIES))
+                lambda x=x: m.run(tower, x, strategy=self.scenario["strategy"], copies=self.random.choice(CALL_COPIES))
             )
             if found is not None:
                 np.testing.assert_allclose(found, tower_of(x), rtol=1e-5, atol=1e-6)
@@ -230,7 +233,7 @@ class Trial:
         """Models come and go, some of them while they are asked."""
         for turn in range(3):
             name = f"model {turn} {self.random.random()}"
-            await server.load_model(name, tower, max_batch=2, strategy=self.told["strategy"])
+            await server.load_model(name, tower, max_batch=2, strategy=self.scenario["strategy"])
             asked = [asyncio.ensure_future(server.infer(name, rows(turn))) for _ in range(3)]
             await self._rest(0.3)
             if self.random.random() < 0.5:

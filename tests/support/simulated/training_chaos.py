@@ -140,14 +140,14 @@ class Trial:
     seed: int
     only: str = ""  # one way instead of one that is drawn
     random: random.Random = field(init=False)
-    told: dict[str, Any] = field(init=False)
+    scenario: dict[str, Any] = field(init=False)
     ends: Counter[str] = field(init=False, default_factory=Counter)
 
     def __post_init__(self) -> None:
         rng = self.random = random.Random(self.seed)
         name = self.only or rng.choice(list(WAYS))
         way = WAYS[name]
-        self.told = {
+        self.scenario = {
             "way": name,
             "workers": rng.randint(max(way.workers, 1), max(way.workers + 2, 5)),
             "copies": rng.choice(COPIES),
@@ -165,47 +165,47 @@ class Trial:
             "calls": rng.random() < 0.3,
             "another": rng.random() < 0.2,
         }
-        self.told["bad"] = self.told["batch"] < len(X) and rng.random() < 0.25  # else all steps had that row
+        self.scenario["bad"] = self.scenario["batch"] < len(X) and rng.random() < 0.25  # else all steps had that row
 
     def run(self) -> str:
         """The transcript of a run to its end."""
-        told = self.told
-        builder = Mesh.builder().mesh("sim").simulate(told["workers"], self.seed, told["gflops"])
+        scenario = self.scenario
+        builder = Mesh.builder().mesh("sim").simulate(scenario["workers"], self.seed, scenario["gflops"])
         with (
             tempfile.TemporaryDirectory() as folder,
             builder.build() as m,
         ):
             cluster = m.simulation._cluster
-            chaos = Chaos(cluster, self.random, rest_s=told["rest_s"])
-            watch = _Watch(m, chaos, told["faults"])
+            chaos = Chaos(cluster, self.random, rest_s=scenario["rest_s"])
+            watch = _Watch(m, chaos, scenario["faults"])
             try:
-                found = trainer(WAYS[told["way"]], **WAYS[told["way"]].wishes).distribute(m)
-                data = m.put(rows(told["bad"])) if told["held"] else rows(told["bad"])
+                found = trainer(WAYS[scenario["way"]], **WAYS[scenario["way"]].wishes).distribute(m)
+                data = m.put(rows(scenario["bad"])) if scenario["held"] else rows(scenario["bad"])
                 with watch:
                     self._train(m, found, data, watch, Path(folder))
                 self._check_no_stall(m)
                 self._check_nothing_left(m)
                 cluster.checker.verdict()
             except BaseException as error:
-                error.add_note(f"{told}\n{dict(self.ends)}\n{m.simulation.transcript()}")
+                error.add_note(f"{scenario}\n{dict(self.ends)}\n{m.simulation.transcript()}")
                 raise
             return m.simulation.transcript()
 
     def _train(self, m: Mesh, found: DistributedTrainer, data: Any, watch: _Watch, folder: Path) -> None:
-        told = self.told
-        witness = Witness(self, told["deeds"])
-        beside = [_Beside(m, watch, self._another)] if told["another"] else []
+        scenario = self.scenario
+        witness = Witness(self, scenario["deeds"])
+        beside = [_Beside(m, watch, self._another)] if scenario["another"] else []
         for each in beside:
             each.start()
         for tries in range(TRIES_MAX):
-            if found._cursor.epoch >= told["epochs"]:
+            if found._cursor.epoch >= scenario["epochs"]:
                 break
             if tries >= TRIES_MAX // 2:
                 watch.settle()
                 witness.deeds = False
             self._fit(found, data, witness, m, folder)
             watch.check()
-        assert found._cursor.epoch == told["epochs"], f"it never ends: {dict(self.ends)}"
+        assert found._cursor.epoch == scenario["epochs"], f"it never ends: {dict(self.ends)}"
         watch.settle()
         for each in beside:
             each.join()
@@ -213,14 +213,14 @@ class Trial:
         self._compare(found, witness)
 
     def _fit(self, found: DistributedTrainer, data: Any, witness: Witness, m: Mesh, folder: Path) -> None:
-        told = self.told
-        left = told["epochs"] if told["kept"] else told["epochs"] - found._cursor.epoch
-        calls = m.submit(lambda x: mnp.tanh(x @ x), np.eye(4, dtype=np.float32)) if told["calls"] else None
+        scenario = self.scenario
+        left = scenario["epochs"] if scenario["kept"] else scenario["epochs"] - found._cursor.epoch
+        calls = m.submit(lambda x: mnp.tanh(x @ x), np.eye(4, dtype=np.float32)) if scenario["calls"] else None
         try:
             found.fit(
-                data, epochs=left, batch_size=told["batch"], callbacks=[witness], copies=told["copies"],
-                every=told["every"], checkpoint=folder if told["kept"] else None,
-                min_nodes=min(told["min_nodes"], told["workers"]), max_nodes=told["max_nodes"],
+                data, epochs=left, batch_size=scenario["batch"], callbacks=[witness], copies=scenario["copies"],
+                every=scenario["every"], checkpoint=folder if scenario["kept"] else None,
+                min_nodes=min(scenario["min_nodes"], scenario["workers"]), max_nodes=scenario["max_nodes"],
             )  # fmt: skip
         except (Stop, KeyboardInterrupt) as stop:
             self.ends[type(stop).__name__] += 1
@@ -239,14 +239,16 @@ class Trial:
         assert error.next_step or error.cause, f"what now? {error!r}"
 
     def _compare(self, found: DistributedTrainer, witness: Witness) -> None:
-        told, way = self.told, WAYS[self.told["way"]]
-        losses, weights, skipped = undisturbed(told["way"], told["epochs"], told["batch"], told["bad"])
+        scenario, way = self.scenario, WAYS[self.scenario["way"]]
+        losses, weights, skipped = undisturbed(scenario["way"], scenario["epochs"], scenario["batch"], scenario["bad"])
         steps = [witness.steps[number] for number in sorted(witness.steps)]
         missing = set(range(1, len(losses) + 1)) - witness.steps.keys()
         assert missing <= witness.untold and len(steps) + len(missing) == len(losses), f"steps: {missing}"
         losses = [losses[each.step - 1] for each in steps]
         skipped = [number for number in skipped if number not in missing]
-        assert missing or sum(each.rows for each in steps) == told["epochs"] * len(X), "rows are missing, or come twice"
+        assert missing or sum(each.rows for each in steps) == scenario["epochs"] * len(X), (
+            "rows are missing, or come twice"
+        )
         if way.near <= 1e-5:
             assert [each.step for each in steps if each.skipped] == skipped
         if way.near == 0:

@@ -38,11 +38,11 @@ def test_addresses_of_the_world_are_not_told() -> None:
 
 
 def test_a_node_tells_what_it_listens_on() -> None:
-    told = ("192.168.1.5", "fd00::5")
-    assert listened(told, "0.0.0.0") == ["192.168.1.5"]
-    assert listened(told, "::") == ["192.168.1.5", "fd00::5"]
-    assert listened(told, "fd00::5") == ["fd00::5"]
-    assert listened(told, "10.0.0.1") == listened(told, "127.0.0.1") == []
+    addresses = ("192.168.1.5", "fd00::5")
+    assert listened(addresses, "0.0.0.0") == ["192.168.1.5"]
+    assert listened(addresses, "::") == ["192.168.1.5", "fd00::5"]
+    assert listened(addresses, "fd00::5") == ["fd00::5"]
+    assert listened(addresses, "10.0.0.1") == listened(addresses, "127.0.0.1") == []
     assert listened(LOOPBACK.advertised, "127.0.0.1") == listened(LOOPBACK.advertised, "0.0.0.0") == ["127.0.0.1"]
 
 

@@ -40,7 +40,7 @@ def sender(role: str) -> Any:
     return cast(Link, Sender(role))
 
 
-class Told(Recorder):
+class RecordingHandler(Recorder):
     """Knows what came, in every way."""
 
     def __init__(self) -> None:
@@ -81,41 +81,41 @@ async def tried(guard: Guard, link: Link, body: Message, way: Way) -> MeshError 
 async def test_whoever_has_no_relation_gets_nothing_through(receiver: Receiver, way: Way) -> None:
     """Every message there is, in every way, to every kind of node; a stream of a terabyte takes no memory."""
     for role in ("client", "worker", "coordinator", "operator"):
-        told = Told()
-        guard = Guard(told, receiver, ALONE)
+        handler = RecordingHandler()
+        guard = Guard(handler, receiver, ALONE)
         for body in MESSAGES:
             error = await tried(guard, sender(role), body, way)
             known = receiver in TABLE[way].get(type(body), {})
             assert isinstance(error, NotTrusted | StaleGeneration if known else ProtocolError) or (
                 known and way is Way.NOTE and error is None
             ), (role, body, error)
-        assert told.nothing
+        assert handler.nothing
 
 
 @pytest.mark.parametrize("receiver", Receiver)
 @pytest.mark.parametrize("way", Way)
 async def test_each_relation_gets_through_what_its_row_has_and_nothing_else(receiver: Receiver, way: Way) -> None:
     for relation in Relation:
-        told = Told()
-        guard = Guard(told, receiver, ALONE | {relation: lambda link, body: True})
+        handler = RecordingHandler()
+        guard = Guard(handler, receiver, ALONE | {relation: lambda link, body: True})
         expected = [body for body in MESSAGES if relation in TABLE[way].get(type(body), {}).get(receiver, ())]
         for body in MESSAGES:
             if way is not Way.STREAM or body in expected:
                 await tried(guard, sender("nobody"), body, way) if way is not Way.STREAM else guard.on_stream_open(
                     sender("nobody"), body, 1
                 )
-        notes = [told.notes.get_nowait() for _ in range(told.notes.qsize())]
-        assert {Way.REQUEST: told.asked, Way.NOTE: notes, Way.STREAM: told.opened}[way] == expected
+        notes = [handler.notes.get_nowait() for _ in range(handler.notes.qsize())]
+        assert {Way.REQUEST: handler.asked, Way.NOTE: notes, Way.STREAM: handler.opened}[way] == expected
 
 
 async def test_a_request_is_answered_with_what_is_wrong() -> None:
-    guard = Guard(Told(), Receiver.COORDINATOR, ALONE | {Relation.CLIENT: lambda link, body: False})
+    guard = Guard(RecordingHandler(), Receiver.COORDINATOR, ALONE | {Relation.CLIENT: lambda link, body: False})
     with pytest.raises(NotTrusted, match="them is a worker: only clients submit jobs"):
         await guard.on_request(sender("worker"), AskNodes())
 
 
 async def test_a_coordinator_that_does_not_own_the_worker_learns_that_it_must_join() -> None:
-    guard = Guard(Told(), Receiver.WORKER, ALONE)
+    guard = Guard(RecordingHandler(), Receiver.WORKER, ALONE)
     with pytest.raises(StaleGeneration, match="does not belong to you"):
         await guard.on_request(sender("coordinator"), Drop(PlanKey(1, 1)))
     with pytest.raises(NotTrusted, match="only the coordinator of a worker sends Drop"):
@@ -123,14 +123,14 @@ async def test_a_coordinator_that_does_not_own_the_worker_learns_that_it_must_jo
 
 
 async def test_a_standby_says_that_it_is_one() -> None:
-    guard = Guard(Told(), Receiver.STANDBY, ALONE, Busy("this coordinator is a standby"))
+    guard = Guard(RecordingHandler(), Receiver.STANDBY, ALONE, Busy("this coordinator is a standby"))
     with pytest.raises(Busy, match="standby"):
         await guard.on_request(sender("client"), AskNodes())
     guard.on_notify(sender("worker"), BEAT)
 
 
 async def test_who_goes_on_has_its_link_ended(caplog: pytest.LogCaptureFixture) -> None:
-    guard, bad, good = Guard(Told(), Receiver.COORDINATOR, ALONE), sender("client"), sender("client")
+    guard, bad, good = Guard(RecordingHandler(), Receiver.COORDINATOR, ALONE), sender("client"), sender("client")
     for _ in range(REFUSED_MESSAGES.most - 1):
         guard.on_notify(bad, PUSH)
     assert not bad.closed
@@ -140,7 +140,7 @@ async def test_who_goes_on_has_its_link_ended(caplog: pytest.LogCaptureFixture) 
 
 
 async def test_what_is_refused_is_told_at_a_limited_rate(caplog: pytest.LogCaptureFixture) -> None:
-    guard, bad = Guard(Told(), Receiver.COORDINATOR, ALONE), sender("client")
+    guard, bad = Guard(RecordingHandler(), Receiver.COORDINATOR, ALONE), sender("client")
     with caplog.at_level(logging.WARNING, "graph_mesh.link"):
         for _ in range(500):
             guard.on_notify(bad, PUSH)
@@ -158,14 +158,14 @@ def test_a_limit_on_lines_says_how_many_it_left_out() -> None:
 
 
 async def test_counts_go_with_the_link() -> None:
-    guard, bad = Guard(Told(), Receiver.COORDINATOR, ALONE), sender("client")
+    guard, bad = Guard(RecordingHandler(), Receiver.COORDINATOR, ALONE), sender("client")
     guard.on_notify(bad, PUSH)
     guard.on_unlinked(bad, None)
     assert guard.refused_of == {} and not guard._ledgers
 
 
 async def test_a_stream_of_the_wrong_kind_ends_the_link_and_one_of_the_wrong_sender_is_refused() -> None:
-    guard = Guard(Told(), Receiver.WORKER, ALONE)
+    guard = Guard(RecordingHandler(), Receiver.WORKER, ALONE)
     with pytest.raises(ProtocolError, match="a worker does not take Deploy as a stream"):
         guard.on_stream_open(sender("worker"), Deploy(PlanKey(1, 1), (), {}, (), {}), 1 << 40)
     with pytest.raises(NotTrusted):

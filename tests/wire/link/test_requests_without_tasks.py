@@ -29,7 +29,7 @@ class End:
         self.happened.append("asked")
         return self._answer()
 
-    def told(self, answer: Message | None, error: MeshError | None) -> None:
+    def on_answer(self, answer: Message | None, error: MeshError | None) -> None:
         self.happened.append(answer or type(error))
 
     def on_unlinked(self, link: Link, error: MeshError | None) -> None:
@@ -66,7 +66,7 @@ def test_an_answer_that_comes_later_is_told_once() -> None:
     answers = End(lambda: waiting)
 
     async def scenario(link: Link) -> None:
-        link.outcome_of(AskNodes()).then(asks.told)
+        link.outcome_of(AskNodes()).then(asks.on_answer)
         await asyncio.sleep(1)
         assert not asks.happened
         waiting.set_result(Done())
@@ -87,7 +87,7 @@ def test_refusals_and_faults_are_told_as_errors() -> None:
         asks = End()
 
         async def scenario(link: Link, asks: End = asks, error: type[MeshError] = error) -> None:
-            link.outcome_of(AskNodes()).then(asks.told)
+            link.outcome_of(AskNodes()).then(asks.on_answer)
             await asyncio.sleep(1)
             assert asks.happened == [error] and not link.closed
 
@@ -100,7 +100,7 @@ def test_who_withdraws_a_request_hears_nothing_and_whoever_answers_hears_that() 
 
     async def scenario(link: Link) -> None:
         outcome = link.outcome_of(AskNodes())
-        outcome.then(asks.told)
+        outcome.then(asks.on_answer)
         await asyncio.sleep(1)
         outcome.cancel()
         await asyncio.sleep(1)
@@ -115,7 +115,7 @@ def test_the_end_of_a_link_is_told_before_what_it_did_to_requests() -> None:
     answers = End(lambda: Outcome(lambda: withdrawn.append("it")))
 
     async def scenario(link: Link) -> None:
-        link.outcome_of(AskNodes()).then(asks.told)
+        link.outcome_of(AskNodes()).then(asks.on_answer)
         await asyncio.sleep(1)
         link.fail(NodeLost("cut"))
         await asyncio.sleep(1)

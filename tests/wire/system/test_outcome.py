@@ -5,47 +5,47 @@ from __future__ import annotations
 from wire.errors import MeshError, NodeLost
 from wire.system.outcome import Outcome
 
-Told = list[tuple[int | None, MeshError | None]]
+Calls = list[tuple[int | None, MeshError | None]]
 
 
-def asked() -> tuple[Outcome[int], Told, list[str]]:
-    told: Told = []
+def asked() -> tuple[Outcome[int], Calls, list[str]]:
+    calls: Calls = []
     cancelled: list[str] = []
     outcome: Outcome[int] = Outcome(lambda: cancelled.append("it"))
-    outcome.then(lambda value, error: told.append((value, error)))
-    return outcome, told, cancelled
+    outcome.then(lambda value, error: calls.append((value, error)))
+    return outcome, calls, cancelled
 
 
 def test_a_value_is_told_in_the_moment_in_which_it_is_known() -> None:
-    outcome, told, cancelled = asked()
+    outcome, calls, cancelled = asked()
     outcome.set_result(7)
-    assert told == [(7, None)] and outcome.done() and not cancelled
+    assert calls == [(7, None)] and outcome.done() and not cancelled
 
 
 def test_so_is_an_error() -> None:
-    outcome, told, _ = asked()
+    outcome, calls, _ = asked()
     error = NodeLost("gone")
     outcome.set_exception(error)
-    assert told == [(None, error)]
+    assert calls == [(None, error)]
 
 
 def test_what_is_known_already_is_told_to_who_asks_later() -> None:
     outcome: Outcome[int] = Outcome()
     outcome.set_result(7)
-    told: Told = []
-    outcome.then(lambda value, error: told.append((value, error)))
-    assert told == [(7, None)]
+    calls: Calls = []
+    outcome.then(lambda value, error: calls.append((value, error)))
+    assert calls == [(7, None)]
 
 
 def test_who_cancels_is_told_nothing_and_what_is_asked_hears_of_it() -> None:
-    outcome, told, cancelled = asked()
+    outcome, calls, cancelled = asked()
     outcome.cancel()
     outcome.cancel()
-    assert outcome.done() and cancelled == ["it"] and not told
+    assert outcome.done() and cancelled == ["it"] and not calls
 
 
 def test_what_is_known_cannot_be_cancelled() -> None:
-    outcome, told, cancelled = asked()
+    outcome, calls, cancelled = asked()
     outcome.set_result(7)
     outcome.cancel()
-    assert not cancelled and len(told) == 1
+    assert not cancelled and len(calls) == 1

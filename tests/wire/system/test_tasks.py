@@ -33,27 +33,27 @@ def test_what_a_task_raises_is_told_once_as_the_error_it_means(fault: Exception,
         raise fault
 
     async def story() -> None:
-        tasks, told = Tasks(), list[MeshError]()
-        task = tasks.run("working", work(), told.append)
+        tasks, errors = Tasks(), list[MeshError]()
+        task = tasks.run("working", work(), errors.append)
         with pytest.raises(kind):
             await task
-        assert [type(error) for error in told] == [kind] and not tasks
-        assert str(fault) in str(told[0])
+        assert [type(error) for error in errors] == [kind] and not tasks
+        assert str(fault) in str(errors[0])
 
     run(story)
 
 
 def test_one_that_is_well_or_cancelled_tells_of_nothing() -> None:
     async def story() -> None:
-        tasks, told = Tasks(), list[MeshError]()
-        assert await tasks.run("working", asyncio.sleep(1, "done"), told.append) == "done"
+        tasks, errors = Tasks(), list[MeshError]()
+        assert await tasks.run("working", asyncio.sleep(1, "done"), errors.append) == "done"
         for _ in range(2):
-            tasks.run("working", asyncio.sleep(100), told.append)
+            tasks.run("working", asyncio.sleep(100), errors.append)
             await asyncio.sleep(0)
-        tasks.run("not begun", asyncio.sleep(100), told.append)
+        tasks.run("not begun", asyncio.sleep(100), errors.append)
         tasks.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        assert not told and not tasks
+        assert not errors and not tasks
 
     run(story)
 

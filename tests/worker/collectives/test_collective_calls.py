@@ -38,18 +38,18 @@ class Ends:
     """The hosts of two ranks, of which the first expects the other.  Nothing is late because the machine is busy."""
 
     def __init__(self) -> None:
-        self.told: queue.Queue[FromHost] = queue.Queue()
+        self.messages: queue.Queue[FromHost] = queue.Queue()
         folder = Path(tempfile.gettempdir())
-        self.first, self.second = Connector(self.told.put, folder), Connector(folder=folder)
+        self.first, self.second = Connector(self.messages.put, folder), Connector(folder=folder)
 
     def expect(self, tls: bool = False, host: str = "127.0.0.1", wait_s: float = 120.0, proof_s: float = 60.0) -> int:
         """The port where it does."""
         self.first.begin(Listen(BUFFER, KEY, host, 256, tls, wait_s, proof_s))
-        told = self.told.get(timeout=60.0)
-        while isinstance(told, Disconnected):
-            told = self.told.get(timeout=60.0)
-        assert isinstance(told, Listening) and told.key == KEY and told.buffer == BUFFER
-        return told.port
+        messages = self.messages.get(timeout=60.0)
+        while isinstance(messages, Disconnected):
+            messages = self.messages.get(timeout=60.0)
+        assert isinstance(messages, Listening) and messages.key == KEY and messages.buffer == BUFFER
+        return messages.port
 
     def call(self, port: int, key: bytes = KEY, tls: bool = False, host: str = "127.0.0.1") -> RemoteChannel:
         """The caller's remote channel, once the call has come to something or to nothing."""
@@ -146,7 +146,7 @@ def test_nobody_answers_and_nobody_comes(ends: Ends) -> None:
     first = ends.first.remote(BUFFER)
     settled(first)
     assert first._newest is None
-    assert ends.told.get(timeout=60.0) == Disconnected(BUFFER)  # the daemons try again
+    assert ends.messages.get(timeout=60.0) == Disconnected(BUFFER)  # the daemons try again
     assert ends.call(port)._newest is None
     ends.call(ends.expect())  # the next attempt may come to something
     assert ends.connected
@@ -198,15 +198,15 @@ def test_who_answers_without_the_key_is_told_nothing(tmp_path: Path) -> None:
 def test_sockets_that_a_daemon_hands_over_are_taken_in_the_order_of_their_messages() -> None:
     ours, theirs = descriptors.pair()
     with ours, socket.create_server(("127.0.0.1", 0)) as elsewhere:
-        told: queue.Queue[FromHost] = queue.Queue()
-        connector = Connector(told.put, handed=descriptors.Handed(theirs.detach()))
+        messages: queue.Queue[FromHost] = queue.Queue()
+        connector = Connector(messages.put, handed=descriptors.Handed(theirs.detach()))
         listener = listening_on("127.0.0.1")
         port = listener.getsockname()[1]
         assert descriptors.hand(ours, listener)
         assert descriptors.hand(ours, socket.create_connection(elsewhere.getsockname()))
         connector.begin(Listen(BUFFER, KEY, "127.0.0.1", 256, False, 120.0, 60.0))
         connector.begin(Connect("other", KEY, "127.0.0.1", 1, 256, False, 120.0, 60.0))
-        assert told.get(timeout=60.0) == Listening(BUFFER, KEY, port)
+        assert messages.get(timeout=60.0) == Listening(BUFFER, KEY, port)
         caller = elsewhere.accept()[0]
         caller.settimeout(60.0)
         assert caller.recv(KEY_BYTES) == KEY
@@ -221,10 +221,10 @@ def test_sockets_that_a_daemon_hands_over_are_taken_in_the_order_of_their_messag
 def test_a_message_without_its_socket_is_a_failed_connection() -> None:
     ours, theirs = descriptors.pair()
     with ours:
-        told: queue.Queue[FromHost] = queue.Queue()
-        connector = Connector(told.put, handed=descriptors.Handed(theirs.detach()))
+        messages: queue.Queue[FromHost] = queue.Queue()
+        connector = Connector(messages.put, handed=descriptors.Handed(theirs.detach()))
         connector.begin(Listen(BUFFER, KEY, "127.0.0.1", 256, False, 120.0, 60.0))
-        assert told.get(timeout=60.0) == Disconnected(BUFFER)
+        assert messages.get(timeout=60.0) == Disconnected(BUFFER)
 
 
 # -- what the daemons say
@@ -259,13 +259,13 @@ class Daemons(Network):
         loop, actual = asyncio.get_running_loop(), {}
         for name in names:
             rank, node = "ab".index(name), self.nodes[name]
-            told = node.bridge.prepare(7, PLAN, Gang(("dp",), (2,), rank, MEMBERS))
+            gang = node.bridge.prepare(7, PLAN, Gang(("dp",), (2,), rank, MEMBERS))
 
             def ring(node: Node = node) -> None:
                 loop.call_soon_threadsafe(node.bridge.buffers_changed, 0)
 
             own = str(node.shared.path)
-            actual[name] = open_rank(told, own, node.bridge.directories(7), ring, remote=self.connectors[name].remote)
+            actual[name] = open_rank(gang, own, node.bridge.directories(7), ring, remote=self.connectors[name].remote)
         return [actual[name] for name in sorted(actual)]
 
     async def until(self, ready: Callable[[], bool]) -> None:

@@ -51,7 +51,7 @@ def summed(count: int) -> WireGraph:
 
 
 @dataclass
-class Told:
+class StartedCollective:
     value: Array
     events: list[str]
 
@@ -60,37 +60,37 @@ class Told:
         return self.value
 
 
-class Teller:
-    """Collectives that tell when they are started and needed; of two ranks with the same values."""
+class RecordingCollectives:
+    """Collectives of two ranks with the same values, which record when they are started and when they are needed."""
 
     def __init__(self, oversubscribed: bool = False) -> None:
         self.oversubscribed = oversubscribed
         self.events: list[str] = []
 
-    def start(self, op: str, attrs: Any, operand: Array | None, meanwhile: bool = True) -> Told:
+    def start(self, op: str, attrs: Any, operand: Array | None, meanwhile: bool = True) -> StartedCollective:
         assert operand is not None
         self.events.append("started" if meanwhile else "started at once")
-        return Told(operand * (2 if op == "all_reduce" else 1), self.events)
+        return StartedCollective(operand * (2 if op == "all_reduce" else 1), self.events)
 
 
 def test_all_collectives_are_started_before_the_first_result_is_needed() -> None:
-    teller = Teller()
-    outputs = run(compile_graph(summed(3)), [np.ones(4, np.float32)], never, teller)
+    collectives = RecordingCollectives()
+    outputs = run(compile_graph(summed(3)), [np.ones(4, np.float32)], never, collectives)
     assert [float(output[0]) for output in outputs] == [-2, -4, -6]
-    assert teller.events == ["started"] * 3 + ["needed"] * 3
-    alone = Teller()
+    assert collectives.events == ["started"] * 3 + ["needed"] * 3
+    alone = RecordingCollectives()
     run(compile_graph(summed(1)), [np.ones(4, np.float32)], never, alone)
     assert alone.events == ["started at once", "needed"]
 
 
 def test_oversubscribed_ranks_move_themselves_what_nobody_waits_for_alone() -> None:
-    teller = Teller(oversubscribed=True)
-    run(compile_graph(summed(3)), [np.ones(4, np.float32)], never, teller)
-    assert teller.events == ["started at once"] * 3 + ["needed"] * 3
+    collectives = RecordingCollectives(oversubscribed=True)
+    run(compile_graph(summed(3)), [np.ones(4, np.float32)], never, collectives)
+    assert collectives.events == ["started at once"] * 3 + ["needed"] * 3
     builder = GraphBuilder()
     sent = builder.add("permute", builder.input("x", (4,), F32), axes=("dp",), sizes=(2,), pairs=(0, 1))
     busy = builder.add("neg", builder.input("y", (4,), F32))
-    sender = Teller(oversubscribed=True)
+    sender = RecordingCollectives(oversubscribed=True)
     run(compile_graph(builder.build([sent, busy])), [np.ones(4, np.float32)] * 2, never, sender)
     assert sender.events == ["started", "needed"], "rank 1 waits for it"
 

@@ -37,14 +37,14 @@ class Receiver(Recorder):
         super().__init__()
         self.shared, self.under_way = SharedDir.create(folder), 0
         self.events: list[ev.Event] = []
-        self.tasks, self.told = Tasks(), asyncio.Event()
+        self.tasks, self.notified = Tasks(), asyncio.Event()
         shell = cast(Any, SimpleNamespace(feed=self._feed, tasks=self.tasks))
         arriving = cast(Any, SimpleNamespace(check=lambda *args: None, begin=self._begin, end=self._end))
         self.requests = cast(Any, PlanRequests)(shell, self.shared, None, None, None, arriving)
 
     def _feed(self, event: ev.Event) -> None:
         self.events.append(event)
-        self.told.set()
+        self.notified.set()
 
     def _begin(self, *args: object) -> None:
         self.under_way += 1
@@ -94,7 +94,7 @@ async def test_it_is_in_a_file_as_it_was_sent_and_no_loop_had_to_make_room(
         with monkeypatch.context() as patched:
             patched.setattr(os, "write", wrote)
             await link.send_stream(HEADER, tensor.data)
-            await receiver.told.wait()
+            await receiver.notified.wait()
         (event,) = receiver.events
         assert isinstance(event, ev.TensorArrived) and isinstance(event.tensor, ev.SharedFile)
         assert event.tensor.shape == (SIZE,) and receiver.under_way == 0
@@ -112,7 +112,7 @@ async def test_without_room_its_step_hears_of_it_and_nothing_stays(
     async with receiving(tmp_path) as (link, receiver):
         monkeypatch.setattr("wire.transfer.content_exchange.write_all", full)
         await link.send_stream(HEADER, np.zeros(SIZE, np.float32).data)
-        await receiver.told.wait()
+        await receiver.notified.wait()
         (event,) = receiver.events
         assert isinstance(event, ev.TensorLost) and isinstance(event.error, OutOfMemory)
         assert receiver.under_way == 0 and not receiver.files()
@@ -154,7 +154,7 @@ async def test_a_small_one_for_which_there_is_no_room_now_is_written_by_threads_
     tensor = np.random.default_rng(0).random(1 << 18, np.float32)
     async with receiving(tmp_path) as (link, receiver):
         await link.send_stream(Push(PlanKey(1, 1), 0, 0, 0, Value("f32", tensor.shape)), tensor.data)
-        await receiver.told.wait()
+        await receiver.notified.wait()
         (event,) = receiver.events
         assert isinstance(event, ev.TensorArrived) and isinstance(event.tensor, ev.SharedFile)
         data = take(event.tensor.directory, event.tensor.name, tensor.nbytes)

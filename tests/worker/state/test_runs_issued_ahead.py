@@ -48,18 +48,18 @@ CALL = (part(0, [FEED], [TO_COORD]), part(1, [FEED], [[Target("", 1, 0)]], devic
 class Lane:
     """An engine host: what it was told and did not do yet, and what it keeps."""
 
-    told: deque[ev.Action] = field(default_factory=deque)
+    inbox: deque[ev.Action] = field(default_factory=deque)
     keeps: set[int] = field(default_factory=set)
     stopped: set[int] = field(default_factory=set)
 
     @property
     def runs(self) -> list[ev.Execute]:
-        return [action for action in self.told if isinstance(action, ev.Execute)]
+        return [action for action in self.inbox if isinstance(action, ev.Execute)]
 
     def will_keep(self) -> set[int]:
         """What it has once it did all that it was told."""
         keeps = set(self.keeps)
-        for action in self.told:
+        for action in self.inbox:
             if isinstance(action, ev.Execute):
                 keeps |= {wish.keep for wish in action.outputs if wish.keep}
             keeps -= given_away(action)
@@ -173,7 +173,7 @@ class Model:
             return
         self.drive.now += LONG_S
         host, self.hosts[device] = self.hosts[device], Lane()
-        for action in host.told:
+        for action in host.inbox:
             if isinstance(action, ev.MakeBlob):
                 self.see(self.drive(ev.BlobNotMade(action.number, DeviceLost("gone"))))
         self.starting.add(device)
@@ -186,7 +186,7 @@ class Model:
             self.starting.discard(device)
             self.see(self.drive(ev.HostReady(device)))
             return
-        match host.told.popleft() if host.told else None:
+        match host.inbox.popleft() if host.inbox else None:
             case ev.Prepare(_, prepared):
                 self.see(self.drive(ev.PartPrepared(prepared, 0.1, False)))
             case ev.MakeBlob(number, tensor):
@@ -212,7 +212,7 @@ class Model:
             error = error or self.chance.choice((ExecuteFailed("no"), DeviceLost("lost")))
         if error is not None:
             if isinstance(error, DeviceLost):  # it ends after saying so
-                host.told = deque(action for action in host.told if isinstance(action, ev.MakeBlob))
+                host.inbox = deque(action for action in host.inbox if isinstance(action, ev.MakeBlob))
             self.see(self.drive(ev.ExecuteFailed(execute.run, error)))
             if isinstance(error, DeviceLost):
                 self.lose(device, error)
@@ -277,7 +277,7 @@ class Model:
 
     def tell(self, device: int, action: ev.Action) -> None:
         if device not in self.starting:  # to a host that is gone nothing is said
-            self.hosts[device].told.append(action)
+            self.hosts[device].inbox.append(action)
 
     def check(self) -> None:
         """What a host does now is of a step that lives, or is stopped."""
@@ -296,7 +296,7 @@ class Model:
 
     def rest(self) -> None:
         """Hosts do all they were told."""
-        while self.starting or any(host.told for host in self.hosts):
+        while self.starting or any(host.inbox for host in self.hosts):
             for device in range(DEVICES):
                 self.work(device)
 
