@@ -116,7 +116,7 @@ class ClientSession:
     form: Any = b""  # as its opener gave it, or the leaf of the journal's entry that it is in
     fixed: tuple[NamedValue, ...] = ()  # the params that no step changes, by address
     leaving: asyncio.TimerHandle | None = None  # while its client has no link
-    away: bool = False  # the session was told so
+    away: bool = False  # the session knows that
     saving: asyncio.Task[Any] | None = None  # the entry of its program
     entry: Any = None  # the values of that entry, where this process was started anew
     record: SessionRecord | None = None  # likewise, where its state is

@@ -105,7 +105,7 @@ _ABOUT = {"waiting": " for a worker"}  # what an event of no worker is about, by
 class JobService:
     """Registers itself as the answer to every client message of `coordinator`.  Call `resume` before `listen`.
 
-    `acted` is told who did what.
+    `acted` is called with who did what.
     """
 
     def __init__(

@@ -7,7 +7,7 @@ others, and once, however often it is asked.  An answer is kept until the client
 
 A session with a name outlasts its client, for `keep_named_s`.  Another client of the same member may attach to it: it
 gives the session a token of its own, by which all is asked from then on, and the former token is refused.  Who drives a
-session is in the journal before anybody is told that.
+session is in the journal before any client learns it.
 
 A session outlasts this process, too.  Its program is in the journal, and so is the record of where its state is
 (`coordinator/sessions/manifest.py`).  The next process has the workers keep that.  A client that asks again is told
@@ -75,7 +75,7 @@ log = logging.getLogger("graph_mesh.service")
 Ask = Callable[[], Awaitable[Any]]
 Named = Callable[[Any], Iterable[tuple[str, NDArray[Any]]]]
 SESSION, RECORD, DRIVER = SESSION_ENTRIES = "session", "session-record", "session-driver"  # kinds of entries
-FORMER_MAX = 16  # tokens of a session that are told who drives it now
+FORMER_MAX = 16  # tokens of a session, whose programs learn who drives it now
 TAKE = "Attach with take=True to drive it from here; the other program is told so at its next step"
 INTERRUPTED = SessionTold((), interrupted=True)
 BEGINNING = Manifest((CopyRecord(0, 0, None),))  # of a session that no plan has begun for

@@ -1,5 +1,5 @@
 """Health watch: the shell of the failure detector.  It gives beats and answers of probes to the detector, and does what
-follows: a worker that is Suspect is told so, one that is Dead is a member no more."""
+follows: a Suspect worker gets a message that says so, and a Dead one is no longer a member."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class HealthWatch:
         self._wake.set()
 
     async def run(self) -> None:
-        """Wake when the detector or the state machine has something due; the detector is told how late that was."""
+        """Wake when the detector or the state machine has something due; the detector learns how late that was."""
         while True:
             dues = self.detector.next_deadline(), self._machine.next_deadline()
             wake_s = min((due_s for due_s in dues if due_s is not None), default=self._now() + 1.0)

@@ -392,7 +392,7 @@ _DRIVER_FAILS = {  # it is there: none is to be installed
     "Windows": "mesh-worker --list-devices   (there; where it fails too: start the machine again, or update the "
     "graphics card's driver; then start the worker again)",
 }
-_LOOK_FIRST = {  # only the machine itself can say: its worker may have been told --device cpu
+_LOOK_FIRST = {  # only the machine itself can say: its worker may have been started with --device cpu
     "Linux": "mesh-worker --list-devices   (there; if it lists an adapter, start the worker again without --device "
     "cpu; if none: sudo apt install mesa-vulkan-drivers vulkan-tools, or the maker's driver)",
     "Darwin": "mesh-worker --list-devices   (there; if it lists an adapter, start the worker again without --device "

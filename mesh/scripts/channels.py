@@ -1,7 +1,7 @@
 """The channels of one group: ring buffers between ranks of one machine, connections to ranks of other machines.
 
 A rank writes into files in its own directory, which the other ranks of the machine read.  A file is named after the
-group and the two ranks, so nobody needs to be told its name.  Part of the composition root: it knows the runtime's ring
+group and the two ranks, so no message has to carry its name.  Part of the composition root: it knows the runtime's ring
 buffers, channels and groups.
 """
 

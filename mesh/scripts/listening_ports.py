@@ -2,7 +2,7 @@
 
 All is within mutual TLS with the certificates of the launch (`rank_certificates.py`); whoever shows no such
 certificate, or another machine's than the rank that it says it is, is sent away.  A caller says its rank and the name
-of the group, and is told that it was let in.  Part of the composition root: it makes the runtime's connections.
+of the group, and gets an answer that it was let in.  Part of the composition root: it makes the runtime's connections.
 """
 
 from __future__ import annotations

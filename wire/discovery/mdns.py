@@ -310,7 +310,8 @@ def advert_in(packet: bytes) -> Advert | None:
 
 
 class _Channels:
-    """A channel on every interface that is there; `opened` is told of new ones, and of all after the machine slept."""
+    """A channel on every interface that is there; `opened` is called with new ones, and with all after the machine
+    slept."""
 
     def __init__(
         self,

@@ -59,7 +59,7 @@ PORT_OFFSET = 1000  # of the join port from the coordinator's port
 READ_BYTES = 4096
 AGAIN_S = 0.05  # between calls at a port that hangs up
 NOT_ASKED = "it heard who we are and did not ask: its token is of another mesh, or it has none"
-TELL_S = 2.0  # until somebody who waits is told why
+TELL_S = 2.0  # until a line in the log says why a caller waits
 CROWDED = "It may have too many callers; try again later, and look at the coordinator's log"
 JOIN_AGAIN = {WORKER: "mesh-worker join here"} | dict.fromkeys(ASKING, "mesh-coord join here")
 
@@ -277,7 +277,7 @@ async def _left_behind(where: str, host: str, port: int, member: Credentials, ti
     if named.certificate == known or not is_authority_of(named.certificate, member.mesh):
         return None
     return NotTrusted(
-        f"{where} says that mesh {member.mesh!r} has a new authority, which this node was not told of in time",
+        f"{where} says that mesh {member.mesh!r} has a new authority, which this node did not learn of in time",
         next_step=f"Join again with a new token: mesh-coord token create there, then {JOIN_AGAIN[member.member.role]}",
     )
 

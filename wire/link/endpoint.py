@@ -50,7 +50,7 @@ from .link import Handler, Link
 
 log = logging.getLogger("graph_mesh.transport")
 
-CLEAR_S = 1.0  # between two looks at whether processes have died that were told to take files
+CLEAR_S = 1.0  # between two checks whether processes have died that were to take files
 FULL_S = 0.002  # a socket that takes a frame only after so long was full
 _CHANCE = random.SystemRandom().random  # Python's own numbers are the program's, which may have seeded them
 TURN_BYTES = 256 * KIB  # bulk bytes written before other work on the loop gets its turn
@@ -188,7 +188,7 @@ class Endpoint:
         if self._tasks:
             await asyncio.wait(list(self._tasks), timeout=2 * self.timeouts.link_close_s)
         await self._carrier.close()
-        self.handler = _ClosedHandler()  # for the owner holds this, and links to be told of there are none
+        self.handler = _ClosedHandler()  # for the owner holds this, and there are no links that it could hear of
 
     def unlinked(self, link: Link) -> None:
         """A link ended."""
@@ -199,7 +199,8 @@ class Endpoint:
             self._clear_handed()
 
     def _clear_handed(self) -> None:
-        """Remove what dead processes were told to take, and look again while one lives to which there is no link."""
+        """Remove the files that dead processes were to take, and look again while one lives to which there is no
+        link."""
         if self._clearing is not None:
             self._clearing.cancel()
             self._clearing = None

@@ -123,7 +123,7 @@ class Link:
     # -- what callers use
 
     def hand(self, directory: str, name: str, size_bytes: int) -> None:
-        """Note that the other end is told of a file of shared memory, which it takes from `directory`."""
+        """Note that the other end gets the name of a file of shared memory, which it takes from `directory`."""
         self.bytes_sent["shared"] += size_bytes
         self._owner.handed.add(self.peer.shared_memory, directory, name, member_id(self.peer.node_id), size_bytes)
 
@@ -474,15 +474,15 @@ class Link:
         lost = error if isinstance(error, RemoteError) else NodeLost("the link was closed", node=self.peer.name)
         for waiting in (self._answers, self._sending, self._pings):
             futures = list(waiting.values())
-            waiting.clear()  # first: who is told at once may come back here
+            waiting.clear()  # first: a callback may come back here at once
             for future in futures:
                 if isinstance(future, Outcome):
-                    self._loop.call_soon(_lose, future, _copy(lost))  # as a future's: after what is told below
+                    self._loop.call_soon(_lose, future, _copy(lost))  # as a future's callback: after the calls below
                 elif not future.done():
                     future.set_exception(_copy(lost))
         for serving in self._serving.values():
             if isinstance(serving, Outcome):
-                self._loop.call_soon(serving.cancel)  # as a task is: after what is told below
+                self._loop.call_soon(serving.cancel)  # as a task is: after the calls below
             else:
                 serving.cancel()
         for connection in self._connections.values():

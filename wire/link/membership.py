@@ -116,14 +116,14 @@ class Membership:
         return self._trusting
 
     async def _trust(self, endpoint: Endpoint, data: bytes, authority: bytes, former: Former | None) -> None:
-        told = ""
+        last_logged = ""
         while True:
             try:
                 news = await self.credentials.take_trust_here(data, authority, former)
                 break
             except ConfigError as error:
-                if str(error) != told:
-                    told = str(error)
+                if str(error) != last_logged:
+                    last_logged = str(error)
                     log.error("whom to trust is not written, and is not heeded before that: %s", error)
             await asyncio.sleep(TRUST_AGAIN_S)
         if not news:

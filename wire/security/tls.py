@@ -122,7 +122,7 @@ def secured(sock: socket.socket, files: TLSFiles, name: str, accepting: bool) ->
 
 
 def secured_by_key(sock: socket.socket, secret: bytes, accepting: bool, folder: Path) -> NodeSocket:
-    """TLS over a connected socket with whoever else was told a secret of this one connection.
+    """TLS over a connected socket with the one process that knows the secret of this connection, too.
 
     The accepting end shows the certificate that follows from the secret, and the other end takes no other key: who
     accepts is proven, and who dialled is not.  OSError for anybody else.  A file in `folder` has the key for a moment.

@@ -22,7 +22,7 @@ LOOK_EVERY = 64  # after so many new files we look which have been taken
 
 
 class _File(NamedTuple):
-    """A file that somebody was told to take: where it is, and whose the process is that takes it."""
+    """A file that another process is to take: where it is, and the member whose process that is."""
 
     directory: str
     member: str
@@ -63,7 +63,7 @@ class HandoffFiles:
         return self._untaken[member] + self._writing[member]
 
     def add(self, taker: str, directory: str, name: str, member: str = "", size_bytes: int = 0) -> None:
-        """The process whose shared-memory directory is `taker` is told to take a file of `directory`."""
+        """Note that the process whose shared-memory directory is `taker` is to take a file of `directory`."""
         self._files.setdefault(taker, {})[name] = _File(directory, member, size_bytes)
         self._untaken[member] += size_bytes
         self._since_look += 1
@@ -73,8 +73,8 @@ class HandoffFiles:
                 self._forget_taken(file)
 
     def clear(self, linked: Collection[str] = ()) -> bool:
-        """Remove what dead processes were told to take; whether files are left of others that live and are not among
-        those that are `linked`, and so have to be looked at again."""
+        """Remove the files that dead processes were to take; whether files are left of others that live and are not
+        among those that are `linked`, and so have to be looked at again."""
         for taker, files in list(self._files.items()):
             if self._lives(Path(taker)):
                 self._forget_taken(taker)

@@ -72,7 +72,7 @@ def share_now(link: Link, shared: SharedDir, data: memoryview) -> str:
 
 
 async def share_with(link: Link, shared: SharedDir, data: memoryview) -> str:
-    """Write a file for the other end of a link: its name, to be told at once.  NodeLost if the link has ended, and
+    """Write a file for the other end of a link: its name, to be sent at once.  NodeLost if the link has ended, and
     OutOfMemory; there is no file then, nor if this is cancelled."""
     if data.nbytes <= OFF_LOOP_BYTES:
         return share_now(link, shared, data)

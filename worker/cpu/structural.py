@@ -190,7 +190,7 @@ def _scatter(attrs: Attrs, operands: list[HostArray], out: TensorType) -> HostAr
 def scatter_into(
     array: HostArray, attrs: Attrs, operands: Sequence[HostArray], remember: Remember | None = None
 ) -> None:
-    """Update `array`, which holds the first operand; `remember` is told what was there."""
+    """Update `array`, which holds the first operand; `remember` is called with what was there."""
     _, indices, updates = operands
     axis, rank, mode = attrs["axis"], indices.ndim, attrs["mode"]
     rows = np.moveaxis(array, axis, 0) if axis else array
@@ -248,7 +248,7 @@ def _dynamic_update_slice(attrs: Attrs, operands: list[HostArray], out: TensorTy
 def update_into(
     array: HostArray, attrs: Attrs, operands: Sequence[HostArray], remember: Remember | None = None
 ) -> None:
-    """Update `array`, which holds the first operand; `remember` is told what was there."""
+    """Update `array`, which holds the first operand; `remember` is called with what was there."""
     _, update, starts = operands
     window = _window(array, starts, update.shape)
     if remember is not None:

@@ -71,7 +71,7 @@ class Availability:
                 self._shell.feed(self.memory())
 
     def _fall_asleep(self) -> Awaitable[None]:
-        """Go to sleep.  The result is to be awaited: the coordinator has been told then."""
+        """Go to sleep.  The result is to be awaited: then the coordinator knows."""
         link = self._endpoint.links.get(self._shell.owner_id())
         self.sleep()
         return _last_words(link)

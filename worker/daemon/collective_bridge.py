@@ -34,7 +34,7 @@ from .link_handler import Take
 
 INLINE_BYTES_MAX = 32 * KIB  # a larger message is a stream, so that no bulk delays heartbeats
 RECONNECT_TIMES_MAX = 300  # of `rank_reconnect_s`
-TELL_S = 0.001  # the longest delay before the writer is told of messages that were read
+TELL_S = 0.001  # the longest delay before the writer learns which messages were read
 
 
 @dataclass(slots=True)

@@ -653,7 +653,8 @@ class StartHost:
 
 @dataclass(frozen=True, slots=True)
 class GiveUpDevice:
-    """The device is out of use until this worker starts anew; `node` is the owner to be told, "" if there is none."""
+    """The device is out of use until this worker starts anew; `node` is the owner, which gets a message, "" if there is
+    none."""
 
     device: int
     node: str

@@ -220,7 +220,8 @@ class WorkerState:
         return actions
 
     def _served_not_kept(self, event: ev.ServedNotKept, now: float) -> list[ev.Action]:
-        """Nobody is told that it has this worker, which could forget that: who asks again is heard again."""
+        """No coordinator learns that it has this worker, which could forget that: one that asks again is heard
+        again."""
         self.log.add(now, f"epoch {event.epoch} does not have this worker: {event.error}")
         return [ev.Refuse(join.request, event.error) for join in self._end_joins(event.epoch)]
 

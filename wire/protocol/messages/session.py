@@ -21,7 +21,7 @@ class SessionCarry(Record, frozen=True):
 
 
 class OpenSession(Message, frozen=True):
-    """Run a graph step by step, with a state that stays on the workers; the first `told` outputs are answered.  Copies
+    """Run a graph step by step, with a state that stays on the workers; answers have the first `told` outputs.  Copies
     ("": what there is room for) are made every `every` steps; at most `ahead` steps are in flight, 0 for what
     suits.  Answered by SessionOpened.  It outlasts a link that breaks by a while,
     and the coordinator's process, if that is started anew (ResumeSession).  With a token in `session` the same may be
