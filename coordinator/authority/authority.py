@@ -224,15 +224,15 @@ class Authority:
 
     # -- who is let in: the Admission of the join port
 
-    def admit(self, asked: JoinRequested, host: str) -> Grant | Refusal:
+    def admit(self, request: JoinRequested, host: str) -> Grant | Refusal:
         """Answer a node with a token."""
-        details = {"token": asked.ask.key_name, "name": asked.ask.name, "host": host}
+        details = {"token": request.ask.key_name, "name": request.ask.name, "host": host}
         with self._answering(details):
-            proof = self._latest().tokens.prove(asked)
+            proof = self._latest().tokens.prove(request)
             if proof.record is None:  # strangers are many: without a lock
                 return self._refuse("invalid", details, proof.why)
             with self._locked() as roster:
-                answer = self._admit(roster, asked, host, details)
+                answer = self._admit(roster, request, host, details)
             return answer if isinstance(answer, Grant) else self._refuse(answer[0], details, answer[1])
         return Refusal("failed")
 
@@ -307,25 +307,25 @@ class Authority:
     # -- inside
 
     def _admit(
-        self, roster: Roster, asked: JoinRequested, host: str, details: dict[str, str]
+        self, roster: Roster, request: JoinRequested, host: str, details: dict[str, str]
     ) -> Grant | tuple[str, str]:
         """Let in a node with a token; or the reason why not, and the text of the log."""
-        proof = roster.tokens.prove(asked)
+        proof = roster.tokens.prove(request)
         if proof.record is None:
             return "invalid", proof.why
         try:
-            check_name("node", asked.ask.name)
-            key = key_of_request(asked.ask.request)
+            check_name("node", request.ask.name)
+            key = key_of_request(request.ask.request)
         except (ConfigError, ProtocolError) as error:
             return "malformed", error.message
         details["node"] = key.node_id
         now_s = self._clock()
-        reason = roster.admit(proof.record, asked, key.node_id, host, now_s, now_s + CERTIFICATE_S)
+        reason = roster.admit(proof.record, request, key.node_id, host, now_s, now_s + CERTIFICATE_S)
         if reason:
             return reason, ""
         self._write(roster)
         self._tell("joined", role=proof.record.role, **details)
-        return prove_grant(self._grant(key, proof.record.role, roster), proof.record.key, asked.ask.nonce)
+        return prove_grant(self._grant(key, proof.record.role, roster), proof.record.key, request.ask.nonce)
 
     def _count_refusal(self, event: str, host: str, *what: str) -> int | None:
         with self._counting:

@@ -96,7 +96,7 @@ class Roster:
         ]
 
     def admit(
-        self, record: TokenRecord, asked: JoinRequested, node_id: str, host: str, now_s: float, ends_s: float
+        self, record: TokenRecord, request: JoinRequested, node_id: str, host: str, now_s: float, ends_s: float
     ) -> str:
         """Let a node in that proved to know the token of `record`: "" then, else a reason of `joining.REFUSALS`."""
         known = self.members.get(node_id)
@@ -104,10 +104,10 @@ class Roster:
             return "revoked"
         if known is None and sum(member.certified(now_s) for member in self.members.values()) >= DEFAULT.nodes_max:
             return "full"
-        reason = self.tokens.admit(record, asked, node_id, now_s)
+        reason = self.tokens.admit(record, request, node_id, now_s)
         if not reason:
             self._forget(now_s)
-            name = asked.ask.name
+            name = request.ask.name
             ours = MemberRecord(
                 node_id, name, record.role, record.key_id, host, now_s, ends_s, untrusted=record.untrusted
             )

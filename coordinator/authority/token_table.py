@@ -105,28 +105,28 @@ class TokenTable:
         """Withdraw all tokens that are open."""
         return [self.withdraw(record.key_id) for record in self.records if record.may_open(now_s)]
 
-    def prove(self, asked: JoinRequested) -> Proof:
+    def prove(self, request: JoinRequested) -> Proof:
         """The record whose secret the request proves; an unknown token takes as long as a known one."""
-        record = self._records.get(asked.ask.key_name)
-        proved = asked.is_proved_by(self._dummy_key if record is None else record.key)
+        record = self._records.get(request.ask.key_name)
+        proved = request.is_proved_by(self._dummy_key if record is None else record.key)
         if record is None:
             return Proof(None, "unknown token")
         return Proof(record) if proved else Proof(None, "wrong secret")
 
-    def admit(self, record: TokenRecord, asked: JoinRequested, node_id: str, now_s: float) -> str:
+    def admit(self, record: TokenRecord, request: JoinRequested, node_id: str, now_s: float) -> str:
         """Let the node in and count it: "" then, else a reason of `joining.REFUSALS`."""
         nodes = dict(record.nodes)
         nonces = nodes.get(node_id, ())
         state = record.state(now_s)
         if state != "open" and not (state == "used" and nonces):
             return state
-        if not lets_in(record.role, asked.ask.role):
+        if not lets_in(record.role, request.ask.role):
             return "role"
-        if asked.ask.nonce in nonces:
+        if request.ask.nonce in nonces:
             return "replayed"
         if len(nonces) >= ASKED_MAX:
             return "used"
-        nodes[node_id] = (*nonces, asked.ask.nonce)
+        nodes[node_id] = (*nonces, request.ask.nonce)
         self._put(replace(record, nodes=tuple(nodes.items())))
         return ""
 

@@ -106,18 +106,18 @@ class Explainer:
         self.asked.discard(key.generation)
 
 
-def device_for(profile: WorkerProfile, graph: WireGraph, asked: int | None) -> int:
+def device_for(profile: WorkerProfile, graph: WireGraph, device_index: int | None) -> int:
     """The device of a worker that computes a graph alone: the one that was asked for, or the first that has every op.
 
     InputError if there is none of that number, PlacementError naming an op that a device lacks.
     """
     names = ", ".join(f"{device.index} ({device.engine})" for device in profile.devices)
-    if asked is not None and asked not in [device.index for device in profile.devices]:
-        raise InputError(f"{profile.name} has no device {asked}", next_step=f"It has: {names}")
+    if device_index is not None and device_index not in [device.index for device in profile.devices]:
+        raise InputError(f"{profile.name} has no device {device_index}", next_step=f"It has: {names}")
     wanted = frozenset().union(*(needs(graph, n) for n, node in enumerate(graph.nodes) if node.op not in LEAVES))
     lacking: dict[int, str] = {}
     for device in profile.devices:
-        if asked in (None, device.index):
+        if device_index in (None, device.index):
             absent = [need for need in sorted(wanted) if not device.supports(*need)]
             absent += [need for need in sorted(wanted) if need.op not in profile.ops]
             if not absent:

@@ -54,10 +54,10 @@ class CandidatePlan:
     @property
     def gain_min(self) -> float:
         """What it has to save of a call's time."""
-        asked = strategy_of(self.plan.strategy)
-        if isinstance(asked, DataParallel) and asked.by_speed:
+        strategy = strategy_of(self.plan.strategy)
+        if isinstance(strategy, DataParallel) and strategy.by_speed:
             return BY_SPEED_GAIN_MIN
-        return GAIN_MIN if isinstance(asked, Split) or self.workers > 1 else 0.0
+        return GAIN_MIN if isinstance(strategy, Split) or self.workers > 1 else 0.0
 
     @property
     def workers(self) -> int:
@@ -78,14 +78,14 @@ class CandidatePlans:
     def __init__(
         self,
         profiles: Profiles,
-        asked: Auto,
+        strategy: Auto,
         accept: Callable[[Plan], Plan | None] = lambda plan: plan,
         measured: Measured = (),
     ) -> None:
         self.made: list[CandidatePlan] = []
         self.known: list[Candidate] = []  # whose plans were not made, though what they take is known
         self.left_out: list[Candidate] = []
-        self._profiles, self._asked, self._accept = profiles, asked, accept
+        self._profiles, self._strategy, self._accept = profiles, strategy, accept
         self._measured: Mapping[str, float] = dict(measured)
 
     def add(self, name: str, plan: Plan) -> None:
@@ -124,12 +124,12 @@ class CandidatePlans:
         compared = sorted(by_name.values(), key=_seconds)
         candidates = (*compared, *self.left_out)
         plan = replace(
-            best.plan, strategy=self._asked.text, how=best.plan.strategy, candidates=candidates, seconds=best.seconds,
-            candidate=best.name, measured=tuple(self._measured.items()),
+            best.plan, strategy=self._strategy.text, how=best.plan.strategy, candidates=candidates,
+            seconds=best.seconds, candidate=best.name, measured=tuple(self._measured.items()),
         )  # fmt: skip
         everybody = len(self._profiles.workers)
         rivals = [
-            candidate for candidate in candidates if not self._asked.use_all or candidate.workers in (0, everybody)
+            candidate for candidate in candidates if not self._strategy.use_all or candidate.workers in (0, everybody)
         ]
         reasons = (
             *best.plan.reasons,
@@ -141,7 +141,7 @@ class CandidatePlans:
 
     def _fitting(self) -> list[CandidatePlan]:
         everybody = len(self._profiles.workers)
-        return [draft for draft in self._judged() if not self._asked.use_all or draft.workers == everybody]
+        return [draft for draft in self._judged() if not self._strategy.use_all or draft.workers == everybody]
 
     def _judged(self) -> list[CandidatePlan]:
         """The plans with what they are expected to take: what calls took, else what is predicted, with its error."""
@@ -183,7 +183,7 @@ def add_splits(
     if len(profiles.workers) < 2:
         return
     left, whole_s = NODES_MAX, _whole_s(graph, profiles)
-    for name, asked, ranks in _splits(drafts, graph, profiles, carries):
+    for name, strategy, ranks in _splits(drafts, graph, profiles, carries):
         if auto.use_all and ranks < len(profiles.workers):
             continue
         bound_s = _least_s(graph, profiles, ranks, whole_s)
@@ -197,12 +197,12 @@ def add_splits(
             )
             continue
         try:
-            if isinstance(asked, DataParallel) and asked.by_speed:
-                drafts.add(name, plan_shares(graph, asked, profiles))
+            if isinstance(strategy, DataParallel) and strategy.by_speed:
+                drafts.add(name, plan_shares(graph, strategy, profiles))
             else:
-                exactly = replace(asked, reproducible=auto.reproducible)
+                exactly = replace(strategy, reproducible=auto.reproducible)
                 made = simplify(split(graph, exactly, ranks, profiles, carries))
-                drafts.add(name, plan_ranks(made, profiles, asked.text))
+                drafts.add(name, plan_ranks(made, profiles, strategy.text))
         except (InputError, PlacementError) as error:
             drafts.leave_out(name, error.message)
 
@@ -214,11 +214,11 @@ def _splits(
     batches = _batches(graph)
     many = len(batches) > 1
     for inputs in batches:
-        asked = DataParallel(inputs=inputs)
+        strategy = DataParallel(inputs=inputs)
         of = f" by {inputs[0]}" if many else ""
-        yield from ((f"{_called(asked, ranks)}{of}", asked, ranks) for ranks in _counts(asked, profiles))
+        yield from ((f"{_name_of(strategy, ranks)}{of}", strategy, ranks) for ranks in _counts(strategy, profiles))
         if not carries and uneven([worker.devices[0].gflops for worker in profiles.workers]):
-            yield f"data by speed{of}", replace(asked, by_speed=True), len(profiles.workers)
+            yield f"data by speed{of}", replace(strategy, by_speed=True), len(profiles.workers)
     if not any(len(kind.shape) > 1 for kind in graph.param_types.values()):
         return
     split = [draft for draft in drafts.made if strategy_of(draft.plan.strategy).word == DataParallel.word]
@@ -227,19 +227,19 @@ def _splits(
     others: list[Split] = [TensorParallel()]
     others += [FullySharded(inputs=chosen), DataTensor(inputs=chosen)] if chosen else []
     for other in others:
-        yield from ((_called(other, ranks), other, ranks) for ranks in _counts(other, profiles))
+        yield from ((_name_of(other, ranks), other, ranks) for ranks in _counts(other, profiles))
 
 
-def _counts(asked: Split, profiles: Profiles) -> Iterator[int]:
+def _counts(strategy: Split, profiles: Profiles) -> Iterator[int]:
     try:
-        yield from counts(asked, profiles)
+        yield from counts(strategy, profiles)
     except PlacementError:
         return
 
 
-def _called(asked: Split, ranks: int) -> str:
-    sizes = " x ".join(map(str, asked.grid(ranks).values()))
-    return f"{asked.word} {sizes}"
+def _name_of(strategy: Split, ranks: int) -> str:
+    sizes = " x ".join(map(str, strategy.grid(ranks).values()))
+    return f"{strategy.word} {sizes}"
 
 
 def _batches(graph: WireGraph) -> list[tuple[str, ...]]:

@@ -63,23 +63,23 @@ class Question:
         if nothing fits."""
         copies, profiles = copies_of(self.copies), self.profiles
         if not profiles.workers or not (copies.on_workers or copies.on_devices):
-            return self._made(profiles)
+            return self._make(profiles)
         if copies.on_workers:
             share = share_of(copies, len(profiles.workers))
-            return with_copies(self._made, profiles, self.copies, weights_kept(profiles, self.copies), share)
+            return with_copies(self._make, profiles, self.copies, weights_kept(profiles, self.copies), share)
         return self._with_replicas()
 
-    def _made(self, profiles: Profiles) -> Plan:
+    def _make(self, profiles: Profiles) -> Plan:
         measured = self.measured if len(profiles.workers) == len(self.profiles.workers) else ()
         return make_plan(self.graph, profiles, self.strategy, measured=measured)
 
     def _with_replicas(self) -> Plan:
-        plan, profiles, standby = self._made(self.profiles), self.profiles, dict[str, Plan]()
+        plan, profiles, standby = self._make(self.profiles), self.profiles, dict[str, Plan]()
         for worker in profiles.workers if len(profiles.workers) > 1 else ():
             if all(part.node != worker.node_id for part in plan.parts):
                 continue
             try:
-                standby[worker.node_id] = self._made(profiles.without(worker.node_id))
+                standby[worker.node_id] = self._make(profiles.without(worker.node_id))
             except PlacementError as error:
                 lacking = f"copies replica cannot be kept: without {worker.name}, {error.message}"
                 return replace(plan, unkept=(lacking, error.next_step), reasons=(*plan.reasons, lacking))
@@ -100,68 +100,68 @@ def make_plan(
 
     PlacementError with need and have per worker if nothing fits, InputError for a strategy that is not known.
     """
-    asked = strategy_of(strategy)
+    parsed = strategy_of(strategy)
     if not profiles.workers:
         raise PlacementError("there is no worker to plan for", next_step="Start mesh-worker")
-    if asked.workers:
-        rest = replace(asked, workers=())
-        return for_chosen(make_plan(graph, chosen_profiles(profiles, asked), rest.text, carries, measured), asked)
+    if parsed.workers:
+        rest = replace(parsed, workers=())
+        return for_chosen(make_plan(graph, chosen_profiles(profiles, parsed), rest.text, carries, measured), parsed)
     with collector_paused():
-        if not asked.reproducible:
-            return _made(simplify(graph), profiles, asked, carries, measured)
-        alike = reproducible_profiles(profiles, graph, asked)
-        check_split(asked, alike, graph)
-        plan = _made(simplify(graph), alike, asked.plain, carries, measured, reproducible=True)
-        return with_exclusions(plan, asked, profiles, graph)
+        if not parsed.reproducible:
+            return _make(simplify(graph), profiles, parsed, carries, measured)
+        alike = reproducible_profiles(profiles, graph, parsed)
+        check_split(parsed, alike, graph)
+        plan = _make(simplify(graph), alike, parsed.plain, carries, measured, reproducible=True)
+        return with_exclusions(plan, parsed, profiles, graph)
 
 
-def _made(
+def _make(
     graph: WireGraph,
     profiles: Profiles,
-    asked: Strategy,
+    strategy: Strategy,
     carries: CarriedParams,
     measured: Measured,
     reproducible: bool = False,
 ) -> Plan:
     whole = graph
-    if isinstance(asked, Split):
-        return _split(graph, profiles, replace(asked, reproducible=reproducible), carries)
-    if isinstance(asked, Pipeline) and (staged := _in_stages(graph, profiles, asked, carries)) is not None:
+    if isinstance(strategy, Split):
+        return _split(graph, profiles, replace(strategy, reproducible=reproducible), carries)
+    if isinstance(strategy, Pipeline) and (staged := _in_stages(graph, profiles, strategy, carries)) is not None:
         return staged
-    if isinstance(asked, Auto | Ranks) and any(node.op == "constraint" for node in graph.nodes):
+    if isinstance(strategy, Auto | Ranks) and any(node.op == "constraint" for node in graph.nodes):
         rates, in_order = rates_of(profiles), reproducible and may_split(profiles, graph)
         graph = simplify(partition(graph, rates=None if reproducible else rates, in_order=in_order))
         whole = graph if reproducible else whole
-    if not graph.has_spmd and isinstance(asked, Auto):
+    if not graph.has_spmd and isinstance(strategy, Auto):
         splits = not reproducible or may_split(profiles, graph)
-        drafts = CandidatePlans(profiles, asked, measured=measured)
-        add_all(drafts, graph, profiles, replace(asked, reproducible=reproducible), carries, splits)
+        drafts = CandidatePlans(profiles, strategy, measured=measured)
+        add_all(drafts, graph, profiles, replace(strategy, reproducible=reproducible), carries, splits)
         return drafts.best()
     if not graph.has_spmd:
-        return _whole(graph, profiles, asked)
-    return _with_all(_plan_of_ranks(graph, whole, profiles, asked, carries), profiles, asked)
+        return _whole(graph, profiles, strategy)
+    return _with_all(_plan_of_ranks(graph, whole, profiles, strategy, carries), profiles, strategy)
 
 
 def _plan_of_ranks(
-    graph: WireGraph, whole: WireGraph, profiles: Profiles, asked: Strategy, carries: CarriedParams
+    graph: WireGraph, whole: WireGraph, profiles: Profiles, strategy: Strategy, carries: CarriedParams
 ) -> Plan:
     """A program that has ranks: each on a device of its own, or all of them as one program, as that was written."""
     why = "nobody asked for ranks apart"
-    if isinstance(asked, Auto | Ranks) and any(node.op == "spmd" for node in graph.nodes):
+    if isinstance(strategy, Auto | Ranks) and any(node.op == "spmd" for node in graph.nodes):
         try:
-            return plan_ranks(graph, profiles, asked.text, state=[name for name, _ in carries])
+            return plan_ranks(graph, profiles, strategy.text, state=[name for name, _ in carries])
         except PlacementError as error:
-            if isinstance(asked, Ranks):
+            if isinstance(strategy, Ranks):
                 raise
             why = error.message
-    plan = _whole(simplify(unroll(whole)), profiles, asked)
+    plan = _whole(simplify(unroll(whole)), profiles, strategy)
     return replace(plan, reasons=(*plan.reasons, f"all ranks are computed as one program, since {why}"))
 
 
-def _with_all(plan: Plan, profiles: Profiles, asked: Strategy) -> Plan:
+def _with_all(plan: Plan, profiles: Profiles, strategy: Strategy) -> Plan:
     """Check that a plan gives every worker work if that was asked for; PlacementError if it does not."""
     used = len({part.node for part in plan.parts})
-    if isinstance(asked, Auto) and asked.use_all and used < len(profiles.workers):
+    if isinstance(strategy, Auto) and strategy.use_all and used < len(profiles.workers):
         raise PlacementError(
             f"the ranks of this program give {used} of {len(profiles.workers)} workers work",
             next_step="Make it of more ranks, or leave out use_all",
@@ -173,21 +173,21 @@ def add_all(
     drafts: CandidatePlans,
     graph: WireGraph,
     profiles: Profiles,
-    asked: Auto,
+    strategy: Auto,
     carries: CarriedParams = (),
     splits: bool = True,
 ) -> None:
     """Every plan of a program without ranks that may be the best one; PlacementError if not even one can be made."""
     refusal, searches = None, Searches()
     try:
-        plan = _whole(graph, profiles, Pipeline() if asked.use_all else Auto(), searches)
+        plan = _whole(graph, profiles, Pipeline() if strategy.use_all else Auto(), searches)
         drafts.add(whole_name(plan), plan)
-        if drafts.made[-1].workers > 1 and not asked.use_all:
+        if drafts.made[-1].workers > 1 and not strategy.use_all:
             _add_single(drafts, graph, profiles, searches)
     except PlacementError as error:
         refusal = error
     if splits:
-        add_splits(drafts, graph, profiles, asked, carries)
+        add_splits(drafts, graph, profiles, strategy, carries)
     if refusal is not None:
         if not drafts.made:
             raise refusal
@@ -202,29 +202,29 @@ def _add_single(drafts: CandidatePlans, graph: WireGraph, profiles: Profiles, se
             drafts.add("single", alone)
 
 
-def _in_stages(graph: WireGraph, profiles: Profiles, asked: Pipeline, carries: CarriedParams) -> Plan | None:
+def _in_stages(graph: WireGraph, profiles: Profiles, strategy: Pipeline, carries: CarriedParams) -> Plan | None:
     """The plan of a training step; None for another program, which is cut by what one call takes."""
-    plan = plan_pipeline(graph, profiles, asked, carries)
-    if plan is None and asked != Pipeline():
+    plan = plan_pipeline(graph, profiles, strategy, carries)
+    if plan is None and strategy != Pipeline():
         raise PlacementError(
-            f"this program has no loop over {asked.micro_batches} micro-batches that could go through stages",
+            f"this program has no loop over {strategy.micro_batches} micro-batches that could go through stages",
             next_step="Give a DistributedTrainer this strategy, or choose Pipeline()",
         )
     return plan
 
 
-def _split(graph: WireGraph, profiles: Profiles, asked: Split, carries: CarriedParams) -> Plan:
+def _split(graph: WireGraph, profiles: Profiles, strategy: Split, carries: CarriedParams) -> Plan:
     """The fastest plan for any number of ranks that may be tried; PlacementError if none fits."""
-    if isinstance(asked, DataParallel) and asked.by_speed:
+    if isinstance(strategy, DataParallel) and strategy.by_speed:
         if carries:
             raise PlacementError("a session's state is not shared out by speed", next_step="Choose DataParallel()")
-        return plan_shares(graph, asked, profiles)
+        return plan_shares(graph, strategy, profiles)
     plans: list[Plan] = []
     refusals: list[PlacementError] = []
-    for ranks in counts(asked, profiles):
+    for ranks in counts(strategy, profiles):
         try:
-            made = simplify(split(graph, asked, ranks, profiles, carries))
-            plans.append(plan_ranks(made, profiles, asked.plain.text))
+            made = simplify(split(graph, strategy, ranks, profiles, carries))
+            plans.append(plan_ranks(made, profiles, strategy.plain.text))
         except PlacementError as error:
             refusals.append(error)
     if not plans:
@@ -245,22 +245,22 @@ class Searches(dict[Profiles, Partitioner]):
         return self[budgets]
 
 
-def _whole(graph: WireGraph, profiles: Profiles, asked: Strategy, searches: Searches | None = None) -> Plan:
+def _whole(graph: WireGraph, profiles: Profiles, strategy: Strategy, searches: Searches | None = None) -> Plan:
     """The plan of a graph without ranks."""
-    strategy, searches = asked.text, Searches() if searches is None else searches
-    if isinstance(asked, Ranks):
+    text, searches = strategy.text, Searches() if searches is None else searches
+    if isinstance(strategy, Ranks):
         raise PlacementError(
             "this program has no ranks", next_step="Make it of mesh.shard_map, or choose another strategy"
         )
-    if isinstance(asked, DeviceMap):
-        return _fitting(graph, named_workers(profiles, asked), strategy, len(profiles.workers), searches)
-    count = len(profiles.workers) if isinstance(asked, Pipeline) else CANDIDATES_MAX
+    if isinstance(strategy, DeviceMap):
+        return _fitting(graph, named_workers(profiles, strategy), text, len(profiles.workers), searches)
+    count = len(profiles.workers) if isinstance(strategy, Pipeline) else CANDIDATES_MAX
     while count < len(profiles.workers):
         try:
-            return _fitting(graph, profiles.best(count), strategy, len(profiles.workers), searches)
+            return _fitting(graph, profiles.best(count), text, len(profiles.workers), searches)
         except PlacementError:
             count *= 2
-    return _fitting(graph, profiles, strategy, len(profiles.workers), searches)
+    return _fitting(graph, profiles, text, len(profiles.workers), searches)
 
 
 CANDIDATES_MAX = 16  # workers among which to choose; of many more, none but the best are looked at unless they must be
@@ -289,10 +289,10 @@ def _draft(
     graph: WireGraph, profiles: Profiles, budgets: Profiles, strategy: str, known: int, searches: Searches
 ) -> tuple[Plan, Prediction]:
     """The best plan under these budgets, or the one that lacks least; the profiles have the real ones."""
-    partitioner, asked = searches.of(graph, budgets), strategy_of(strategy)
+    partitioner, parsed = searches.of(graph, budgets), strategy_of(strategy)
     model = partitioner.model
-    if isinstance(asked, DeviceMap):
-        model, assignment = placed_by_map(model, asked)
+    if isinstance(parsed, DeviceMap):
+        model, assignment = placed_by_map(model, parsed)
         partitioner = Partitioner(model)
     else:
         _, assignment = partitioner.best(strategy)

@@ -80,26 +80,26 @@ class SessionQuestion:
 
 def session_plan(graph: WireGraph, profiles: Profiles, strategy: str, state: Stateful) -> Plan:
     """The plan for the steps of a session; PlacementError if nothing fits, or nothing that has the state in place."""
-    asked = strategy_of(strategy)
-    if asked.workers:
-        rest = replace(asked, workers=())
-        return for_chosen(session_plan(graph, chosen_profiles(profiles, asked), rest.text, state), asked)
+    parsed = strategy_of(strategy)
+    if parsed.workers:
+        rest = replace(parsed, workers=())
+        return for_chosen(session_plan(graph, chosen_profiles(profiles, parsed), rest.text, state), parsed)
     graph = simplify(graph)
-    if asked.reproducible and profiles.workers:
-        alike = reproducible_profiles(profiles, graph, asked)
-        check_split(asked, alike, graph)
-        return with_exclusions(_made(graph, alike, asked, state), asked, profiles, graph)
-    return _made(graph, profiles, asked, state)
+    if parsed.reproducible and profiles.workers:
+        alike = reproducible_profiles(profiles, graph, parsed)
+        check_split(parsed, alike, graph)
+        return with_exclusions(_made(graph, alike, parsed, state), parsed, profiles, graph)
+    return _made(graph, profiles, parsed, state)
 
 
-def _made(graph: WireGraph, profiles: Profiles, asked: Strategy, state: Stateful) -> Plan:
+def _made(graph: WireGraph, profiles: Profiles, strategy: Strategy, state: Stateful) -> Plan:
     refusal = PlacementError("there is no worker to plan for", next_step="Start mesh-worker")
-    strategy = asked.plain.text
-    if isinstance(asked, Auto) and profiles.workers and not needs_ranks(graph):
-        return _cheapest(graph, profiles, asked, state)
-    for tried in _tried(asked.text, len(profiles.workers)):
+    text = strategy.plain.text
+    if isinstance(strategy, Auto) and profiles.workers and not needs_ranks(graph):
+        return _cheapest(graph, profiles, strategy, state)
+    for tried in _tried(strategy.text, len(profiles.workers)):
         budgets = profiles
-        for _ in range(BUDGETS_TRIED_MAX if isinstance(asked, Pipeline) else 1):
+        for _ in range(BUDGETS_TRIED_MAX if isinstance(strategy, Pipeline) else 1):
             try:
                 plan = make_plan(graph, budgets, tried, state.carries)
             except PlacementError as error:
@@ -115,9 +115,9 @@ def _made(graph: WireGraph, profiles: Profiles, asked: Strategy, state: Stateful
                 return stateful
             refusal = does_not_fit(stateful, short)
             budgets = tightened(budgets, short)  # stages hold more of a state than was predicted of them
-    if strategy not in FOR_ANY_GRAPH:
+    if text not in FOR_ANY_GRAPH:
         raise refusal
-    return _best_colocated(graph, profiles, strategy, state)
+    return _best_colocated(graph, profiles, text, state)
 
 
 def sticky_session_plan(
@@ -126,13 +126,13 @@ def sticky_session_plan(
     """A plan that leaves whole tensors of the state, and weights, where their `homes` are, for what follows a death;
     None where there is none like that; PlacementError where no worker is there that may compute."""
     graph = simplify(graph)
-    asked = strategy_of(strategy)
-    whole = asked.plain.text in STICKY_STRATEGIES and not graph.has_spmd and not needs_ranks(graph)
+    parsed = strategy_of(strategy)
+    whole = parsed.plain.text in STICKY_STRATEGIES and not graph.has_spmd and not needs_ranks(graph)
     if not (whole and homes and profiles.workers):
         return None
-    profiles = chosen_profiles(profiles, asked)
+    profiles = chosen_profiles(profiles, parsed)
     colocation = _colocation(
-        graph, reproducible_profiles(profiles, graph, asked) if asked.reproducible else profiles, state
+        graph, reproducible_profiles(profiles, graph, parsed) if parsed.reproducible else profiles, state
     )
     assignment = colocation.sticky(homes)
     if assignment is None:
@@ -143,26 +143,26 @@ def sticky_session_plan(
         return None
 
 
-def _cheapest(graph: WireGraph, profiles: Profiles, asked: Auto, state: Stateful) -> Plan:
+def _cheapest(graph: WireGraph, profiles: Profiles, strategy: Auto, state: Stateful) -> Plan:
     """The cheapest of all plans that have the state in place: one worker, groups of nodes shared out, or a split."""
 
     def accept(plan: Plan) -> Plan | None:
         stateful = _with_state(plan, state, graph)
         return None if stateful is None or any(missing(stateful, profiles)) else _counted(stateful)
 
-    drafts = CandidatePlans(profiles, asked, accept)
+    drafts = CandidatePlans(profiles, strategy, accept)
     refusals = []
-    for strategy in ("pipeline",) if asked.use_all else ("single", "auto"):
+    for name in ("pipeline",) if strategy.use_all else ("single", "auto"):
         try:
-            if strategy == "single":
-                drafts.add("single", make_plan(graph, profiles, strategy))
+            if name == "single":
+                drafts.add("single", make_plan(graph, profiles, name))
             else:
-                shared = _best_colocated(graph, profiles, strategy, state)
+                shared = _best_colocated(graph, profiles, name, state)
                 drafts.have(whole_name(shared), shared)
         except PlacementError as error:
             refusals.append(error)
-    if not asked.reproducible or may_split(profiles, graph):
-        add_splits(drafts, graph, profiles, asked, state.carries)
+    if not strategy.reproducible or may_split(profiles, graph):
+        add_splits(drafts, graph, profiles, strategy, state.carries)
     if refusals and not drafts.made:
         raise refusals[-1]
     return drafts.best()
@@ -172,21 +172,21 @@ def _tried(strategy: str, workers: int) -> Iterator[str]:
     """The strategy, and where that leaves the number of ranks open, also fewer than are fastest: they may divide what
     those do not."""
     yield strategy
-    asked = strategy_of(strategy)
-    if isinstance(asked, Split) and not asked.ranks:
-        yield from (replace(asked, ranks=ranks).text for ranks in range(min(workers, RANKS_TRIED_MAX), 1, -1))
+    parsed = strategy_of(strategy)
+    if isinstance(parsed, Split) and not parsed.ranks:
+        yield from (replace(parsed, ranks=ranks).text for ranks in range(min(workers, RANKS_TRIED_MAX), 1, -1))
 
 
 def interim_plan(
-    graph: WireGraph, profiles: Profiles, asked: Strategy, state: Stateful, lacking: PlacementError
+    graph: WireGraph, profiles: Profiles, strategy: Strategy, state: Stateful, lacking: PlacementError
 ) -> Plan:
     """A plan for as long as there are too few workers for what was asked, which says so: of fewer stages, or of one."""
-    profiles = chosen_profiles(profiles, asked)
-    count, strategy = len(profiles.workers), Single(reproducible=asked.reproducible, workers=asked.workers).text
-    if isinstance(asked, Pipeline) and count > 1:
-        data = min(asked.data, count // 2)
-        strategy = replace(asked, stages=min(asked.stages, count // data), data=data).text
-    plan = session_plan(graph, profiles, strategy, state)
+    profiles = chosen_profiles(profiles, strategy)
+    count, text = len(profiles.workers), Single(reproducible=strategy.reproducible, workers=strategy.workers).text
+    if isinstance(strategy, Pipeline) and count > 1:
+        data = min(strategy.data, count // 2)
+        text = replace(strategy, stages=min(strategy.stages, count // data), data=data).text
+    plan = session_plan(graph, profiles, text, state)
     return replace(plan, reasons=(*plan.reasons, f"for the time being, since {lacking.message}"))
 
 

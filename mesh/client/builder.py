@@ -63,9 +63,9 @@ class MeshBuilder:
             raise lacking("mesh.MeshBuilder", name)
 
     def __repr__(self) -> str:
-        said = {field.name: getattr(self.config, field.name) for field in fields(MeshConfig) if field.repr}
-        changed = [f"{name}={value!r}" for name, value in said.items() if value != getattr(MeshConfig(), name)]
-        return f"<MeshBuilder: {', '.join(changed) or 'nothing said yet'}>"
+        settings = {field.name: getattr(self.config, field.name) for field in fields(MeshConfig) if field.repr}
+        changed = [f"{name}={value!r}" for name, value in settings.items() if value != getattr(MeshConfig(), name)]
+        return f"<MeshBuilder: {', '.join(changed) or 'nothing settings yet'}>"
 
     def node(self, address: str) -> MeshBuilder:
         """Add a worker, or the coordinator, at an address.

@@ -92,11 +92,11 @@ def check_call(fn: Function, args: Sequence[Any], keywords: Mapping[str, Any]) -
         signature.bind(*args, **keywords)
     except TypeError as error:
         missing = re.fullmatch(r"missing a required .*argument: ('\w+')", str(error))
-        said = f"the argument {missing[1]} of {_name(fn)} is missing" if missing else f"{_name(fn)}: {error}"
+        problem = f"the argument {missing[1]} of {_name(fn)} is missing" if missing else f"{_name(fn)}: {error}"
         takes = ", ".join(
             str(parameter.replace(annotation=parameter.empty)) for parameter in signature.parameters.values()
         )
-        raise InputError(said, next_step=f"It takes {takes or 'nothing'}") from None
+        raise InputError(problem, next_step=f"It takes {takes or 'nothing'}") from None
 
 
 def _check_named(
@@ -113,8 +113,8 @@ def _check_named(
         if name in taken_by_place and name in known:
             raise InputError(f"the argument {name!r} of {_name(fn)} is given twice")
         if name not in known and not takes_any:
-            said = f"the argument {name!r} of {_name(fn)} has no place among its arguments"
-            raise InputError(said, next_step=meant(name, (*known, *own)))
+            problem = f"the argument {name!r} of {_name(fn)} has no place among its arguments"
+            raise InputError(problem, next_step=meant(name, (*known, *own)))
 
 
 def _places(parameters: Sequence[inspect.Parameter]) -> list[inspect.Parameter]:

@@ -30,19 +30,19 @@ def private_strategy(bindings: Mapping[str, Handle], strategy: str, copies: str)
             f"the param {name!r} is private to a worker, and copies={copies!r} would give it to others",
             next_step="Leave out copies",
         )
-    asked = strategy_of(strategy)
-    if isinstance(asked, DeviceMap) and all(_kept_by(asked, each, there) for each, there in on.items()):
+    parsed = strategy_of(strategy)
+    if isinstance(parsed, DeviceMap) and all(_kept_by(parsed, each, there) for each, there in on.items()):
         return strategy
-    if not isinstance(asked, Auto | Single) or asked.workers:
-        shown = asked.text if asked.workers else asked.word
+    if not isinstance(parsed, Auto | Single) or parsed.workers:
+        shown = parsed.text if parsed.workers else parsed.word
         raise InputError(
             f"the param {name!r} is private to a worker, and strategy={shown!r} would give it to others",
             next_step="Leave out the strategy",
         )
     if len(set(on.values())) == 1:
-        return text_of(DeviceMap((Row("", worker),), reproducible=asked.reproducible))
+        return text_of(DeviceMap((Row("", worker),), reproducible=parsed.reproducible))
     rows = tuple(Row(each, on.get(each, worker)) for each in bindings)
-    return text_of(DeviceMap(rows, reproducible=asked.reproducible))
+    return text_of(DeviceMap(rows, reproducible=parsed.reproducible))
 
 
 def _kept_by(layers: DeviceMap, param: str, worker: str) -> bool:

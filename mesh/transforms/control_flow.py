@@ -66,10 +66,10 @@ def cond(pred: Any, then: Function, otherwise: Function, *operands: PyTree) -> P
     """
     check_function(then, "a branch of cond")
     check_function(otherwise, "a branch of cond")
-    asked = asarray(pred)
-    if asked.shape:
-        raise InputError(f"cond is asked with one bool, got {asked.type}", next_step="Reduce it: any() or all()")
-    asked = asked if asked.type.dtype is BOOL else mnp.not_equal(asked, 0)
+    predicate = asarray(pred)
+    if predicate.shape:
+        raise InputError(f"cond is asked with one bool, got {predicate.type}", next_step="Reduce it: any() or all()")
+    predicate = predicate if predicate.type.dtype is BOOL else mnp.not_equal(predicate, 0)
     leaves = _Leaves.of(operands, "operands")
     branches = [_Body(fn, leaves, name) for fn, name in ((then, "then"), (otherwise, "otherwise"))]
     first, second = branches
@@ -83,7 +83,7 @@ def cond(pred: Any, then: Function, otherwise: Function, *operands: PyTree) -> P
         _agree(first, second, place, path)
     captured = _union([branch.captured for branch in branches])
     graphs = {branch.name: branch.graph(captured) for branch in branches}
-    return first.unflatten(several("cond", [asked, *leaves.arrays, *captured], **graphs))
+    return first.unflatten(several("cond", [predicate, *leaves.arrays, *captured], **graphs))
 
 
 def while_loop(test: Function, body: Function, init: PyTree) -> PyTree:

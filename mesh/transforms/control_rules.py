@@ -49,7 +49,7 @@ Transform = Callable[..., Any]
 
 def cond_vjp(backward: Transform, inputs: list[Array], wanted: list[bool], **attrs: WireGraph) -> Any:
     """A cond of the branches' backward passes, each of which computes its branch again."""
-    asked, *operands = inputs
+    predicate, *operands = inputs
     chosen = [place for place, want in enumerate(wanted[1:]) if want and is_smooth(operands[place].type)]
     results = several("cond", inputs, **attrs)
 
@@ -69,7 +69,7 @@ def cond_vjp(backward: Transform, inputs: list[Array], wanted: list[bool], **att
         by_place = dict(
             zip(
                 chosen,
-                _cond(asked, [*operands, *cotangents_present], {n: of(g) for n, g in attrs.items()}),
+                _cond(predicate, [*operands, *cotangents_present], {n: of(g) for n, g in attrs.items()}),
                 strict=True,
             )
         )
@@ -80,7 +80,7 @@ def cond_vjp(backward: Transform, inputs: list[Array], wanted: list[bool], **att
 
 def cond_jvp(forward: Transform, inputs: list[Array], tangents: Maybe, **attrs: WireGraph) -> Any:
     """A cond of the branches with their tangents."""
-    asked, *operands = inputs
+    predicate, *operands = inputs
     moving = [place for place, tangent in enumerate(tangents[1:]) if tangent is not None]
     floats = [place for place, kind in enumerate(types_of(attrs["then"])) if is_smooth(kind)]
 
@@ -93,7 +93,7 @@ def cond_jvp(forward: Transform, inputs: list[Array], tangents: Maybe, **attrs: 
         return branch
 
     tangents_present = [move for move in tangents[1:] if move is not None]
-    results = _cond(asked, [*operands, *tangents_present], {name: of(graph) for name, graph in attrs.items()})
+    results = _cond(predicate, [*operands, *tangents_present], {name: of(graph) for name, graph in attrs.items()})
     count = len(attrs["then"].outputs)
     moved = dict(zip(floats, results[count:], strict=True))
     return results[:count], [moved.get(place) for place in range(count)]
@@ -101,7 +101,7 @@ def cond_jvp(forward: Transform, inputs: list[Array], tangents: Maybe, **attrs: 
 
 def cond_vmap(batch: Transform, size: int, inputs: list[Array], batched: Sequence[bool], **attrs: WireGraph) -> Any:
     """A cond of batches; where the predicate differs from element to element, both branches, and a choice of each."""
-    asked, *operands = inputs
+    predicate, *operands = inputs
 
     def of(graph: WireGraph) -> Function:
         return lambda *arrays: spread_all(size, *batch(function_of(graph), size, arrays, batched[1:]))
@@ -109,15 +109,15 @@ def cond_vmap(batch: Transform, size: int, inputs: list[Array], batched: Sequenc
     branches = {name: of(graph) for name, graph in attrs.items()}
     if batched[0]:
         both = zip(branches["then"](*operands), branches["otherwise"](*operands), strict=True)
-        results = [either(asked, left, right) for left, right in both]
+        results = [either(predicate, left, right) for left, right in both]
     else:
-        results = _cond(asked, operands, branches)
+        results = _cond(predicate, operands, branches)
     return results, [True] * len(results)
 
 
-def _cond(asked: Array, operands: Sequence[Array], branches: dict[str, Function]) -> list[Array]:
+def _cond(predicate: Array, operands: Sequence[Array], branches: dict[str, Function]) -> list[Array]:
     graphs, captured = graphs_of(branches, [array.type for array in operands])
-    return several("cond", [asked, *operands, *captured], **graphs)
+    return several("cond", [predicate, *operands, *captured], **graphs)
 
 
 # -- while ------------------------------------------------------------------------------------------------

@@ -95,8 +95,8 @@ def _seen(
         elif name in rows:
             counts[False, 0] = name
     if len(counts) > 1:
-        said = " and ".join(f"{name!r} is {arrays[name].type}" for name in counts.values())
-        raise ShapeError(f"the inputs of the graph do not have the same rows: {said}")
+        found = " and ".join(f"{name!r} is {arrays[name].type}" for name in counts.values())
+        raise ShapeError(f"the inputs of the graph do not have the same rows: {found}")
     return next(iter(counts), (False, 0))
 
 

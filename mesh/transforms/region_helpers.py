@@ -93,7 +93,7 @@ def spread_some(size: int, arrays: Sequence[Array], batched: Sequence[bool], wan
     ]
 
 
-def either(asked: Array, left: Array, right: Array) -> Array:
+def either(predicate: Array, left: Array, right: Array) -> Array:
     """Choose between two results by a predicate for each element of a batch."""
-    shape = (asked.shape[0], *[1] * (left.ndim - 1))
-    return apply("select", mnp.reshape(asked, shape), left, right)
+    shape = (predicate.shape[0], *[1] * (left.ndim - 1))
+    return apply("select", mnp.reshape(predicate, shape), left, right)

@@ -348,12 +348,12 @@ def _on_mesh(tensor: Tensor) -> bool:
 def _constant(builder: GraphBuilder, tensor: Tensor) -> int:
     if tensor.value is None:
         name = traced_argument(tensor)
-        said = (
+        message = (
             f"the traced argument {name!r} belongs to another function"
             if name is not None
             else "a tensor on the mesh is closed over"
         )
-        raise InputError(said, next_step="Pass it as an operand")
+        raise InputError(message, next_step="Pass it as an operand")
     return builder.const(tensor.value)
 
 

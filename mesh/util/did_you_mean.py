@@ -68,8 +68,8 @@ def _what(function: Callable[..., Any]) -> str:
 
 def _wrong(function: Callable[..., Any], error: TypeError) -> str:
     """Python's own words, without the name of the function."""
-    _, _, said = str(error).partition(f"{function.__name__}() ")
-    return said or str(error)
+    _, _, problem = str(error).partition(f"{function.__name__}() ")
+    return problem or str(error)
 
 
 def _step(function: Callable[..., Any], named: Mapping[str, Any]) -> str:

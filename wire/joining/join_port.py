@@ -67,7 +67,7 @@ JOIN_AGAIN = {WORKER: "mesh-worker join here"} | dict.fromkeys(ASKING, "mesh-coo
 class Admission(Protocol):
     """The authority decides who is let in.  Its methods write files and so are called in a thread."""
 
-    def admit(self, asked: JoinRequested, host: str) -> Grant | Refusal:
+    def admit(self, request: JoinRequested, host: str) -> Grant | Refusal:
         """Answer a node with a token."""
 
     def renew(self, certificate: bytes, host: str) -> Grant | Refusal:

@@ -108,11 +108,11 @@ class Membership:
         It is heeded once the disk has it, which is tried again where it refuses: it is said once.  ProtocolError for
         what the mesh's authority did not sign.
         """
-        said = data, authority, Former(*former) if all(former) else None
-        self.credentials.check_trust(*said)
+        trust = data, authority, Former(*former) if all(former) else None
+        self.credentials.check_trust(*trust)
         if self._trusting is not None:
             self._trusting.cancel()  # what was said before is not tried again
-        self._trusting = self._tasks.run("taking up whom to trust", self._trust(endpoint, *said), log.error)
+        self._trusting = self._tasks.run("taking up whom to trust", self._trust(endpoint, *trust), log.error)
         return self._trusting
 
     async def _trust(self, endpoint: Endpoint, data: bytes, authority: bytes, former: Former | None) -> None:

@@ -24,17 +24,17 @@ async def prove_as_dialer(connection: socket.socket, secret: bytes) -> None:
     loop, nonce = asyncio.get_running_loop(), secrets.token_bytes(user_proof.NONCE_BYTES)
     where = _shown(connection.getpeername())
     await loop.sock_sendall(connection, user_proof.opening(nonce))
-    said = user_proof.read_answer(await _up_to_end(connection, where))
-    if said is None:
+    answer = user_proof.read_answer(await _up_to_end(connection, where))
+    if answer is None:
         raise ConnectFailed(
             f"{where} answered, but not as a graph-mesh node",
             cause="it does not prove which user runs it",
             next_step="Check the port, and upgrade graph-mesh where an older version may run there",
         )
     ends = Ends(connection.getsockname()[:2], connection.getpeername()[:2])
-    if not user_proof.is_acceptors(secret, nonce, said, ends):
-        raise _other_user(where, said.user)
-    await loop.sock_sendall(connection, user_proof.dialers_proof(secret, nonce, said.nonce, ends))
+    if not user_proof.is_acceptors(secret, nonce, answer, ends):
+        raise _other_user(where, answer.user)
+    await loop.sock_sendall(connection, user_proof.dialers_proof(secret, nonce, answer.nonce, ends))
 
 
 async def prove_as_acceptor(connection: socket.socket, secret: bytes) -> None:

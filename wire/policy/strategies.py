@@ -636,8 +636,8 @@ def text_of(strategy: str | Strategy, reproducible: bool = False) -> str:
 
     With `reproducible` that of the same strategy for plans of which all have the same bits, InputError if not all have.
     """
-    asked = strategy if isinstance(strategy, Strategy) else strategy_of(strategy)
-    return (replace(asked, reproducible=asked.reproducible or True) if reproducible else asked).text
+    parsed = strategy if isinstance(strategy, Strategy) else strategy_of(strategy)
+    return (replace(parsed, reproducible=parsed.reproducible or True) if reproducible else parsed).text
 
 
 def strategy_of(text: object) -> Strategy:

@@ -146,11 +146,11 @@ class BlobExchange:
         self._numbers = itertools.count(1)
         self._expected: dict[int, _Expected] = {}
 
-    async def serve(self, link: Link, asked: FetchBlob) -> Blob:
+    async def serve(self, link: Link, request: FetchBlob) -> Blob:
         """The answer to a request for content; BlobMissing if it is not here."""
-        data = self._find(asked.blob)
+        data = self._find(request.blob)
         if data is None:
-            raise BlobMissing(f"blob {asked.blob.hex()[:16]} is not held here")
+            raise BlobMissing(f"blob {request.blob.hex()[:16]} is not held here")
         if data.nbytes <= INLINE_BYTES_MAX:
             return Blob(data.nbytes, data.tobytes())
         if self._shared is not None:
@@ -158,7 +158,7 @@ class BlobExchange:
                 if room:
                     with contextlib.suppress(OutOfMemory):  # of shared memory: a stream takes none
                         return Blob(data.nbytes, None, await share_with(link, self._shared, data))
-        await link.send_stream(BlobStream(asked.blob, asked.stream), data)  # first: if it fails, this is the answer
+        await link.send_stream(BlobStream(request.blob, request.stream), data)  # first: if it fails, this is the answer
         return Blob(data.nbytes)
 
     async def fetch(self, link: Link, blob: bytes, size_bytes: int) -> memoryview:
@@ -212,12 +212,12 @@ class BlobExchange:
                 arrived.exception()  # it was raised, or another was before
 
     async def _got(
-        self, link: Link, asked: FetchBlob, size_bytes: int, arrived: asyncio.Future[memoryview], taken: Taken
+        self, link: Link, request: FetchBlob, size_bytes: int, arrived: asyncio.Future[memoryview], taken: Taken
     ) -> memoryview:
         """What the other end gives: in its answer, in a file, or as a stream."""
-        answer = await self._answer(link, asked, arrived)
+        answer = await self._answer(link, request, arrived)
         if not isinstance(answer, Blob) or answer.size_bytes != size_bytes:
-            raise ProtocolError(f"the answer for blob {asked.blob.hex()[:16]} is not {size_bytes} bytes of content")
+            raise ProtocolError(f"the answer for blob {request.blob.hex()[:16]} is not {size_bytes} bytes of content")
         if answer.data is not None:
             return memoryview(bytearray(answer.data))
         if answer.shared:
@@ -225,16 +225,16 @@ class BlobExchange:
         return await arrived
 
     @staticmethod
-    async def _answer(link: Link, asked: FetchBlob, arrived: asyncio.Future[memoryview]) -> Message:
+    async def _answer(link: Link, request: FetchBlob, arrived: asyncio.Future[memoryview]) -> Message:
         """What the other end answers.  One that has no memory, or whose stream was refused, cannot give it; why it was
         refused, who refused it knows better."""
         try:
-            return await link.request(asked)
+            return await link.request(request)
         except EngineError as error:
             if arrived.done():
                 arrived.result()
             raise BlobMissing(
-                f"blob {asked.blob.hex()[:16]} could not be sent", node=error.node, cause=str(error)
+                f"blob {request.blob.hex()[:16]} could not be sent", node=error.node, cause=str(error)
             ) from None
 
     async def fetch_all(self, link: Link, values: Sequence[NamedValue]) -> list[NDArray[Any]]:

@@ -19,8 +19,8 @@ Several = Callable[[Attrs, list[HostArray], Run], list[HostArray]]
 
 
 def _cond(attrs: Attrs, operands: list[HostArray], run: Run) -> list[HostArray]:
-    asked, *given = operands
-    return run("then" if asked else "otherwise", given)
+    predicate, *given = operands
+    return run("then" if predicate else "otherwise", given)
 
 
 def _while(attrs: Attrs, operands: list[HostArray], run: Run) -> list[HostArray]:

@@ -41,34 +41,34 @@ class ParityBuilder:
     def requests(self) -> dict[type[Message], Answer]:
         return {Combine: lambda link, body: self.answer(body)}
 
-    async def answer(self, asked: Combine) -> Combined:
+    async def answer(self, request: Combine) -> Combined:
         """Compute the sum that was asked for and put it into the store.  BlobMissing if a term is nowhere, BlobCorrupt
         if the sum is not the blob that it should be, BlobError if there is no room."""
-        if asked.size_bytes > max(term.size_bytes for term in asked.terms):
-            raise ProtocolError(f"a sum of {asked.size_bytes} bytes is longer than all that it is of")
-        if asked.blob is not None and await self._store.find(asked.blob, asked.size_bytes) is not None:
-            return Combined(asked.blob, 0, 0)
+        if request.size_bytes > max(term.size_bytes for term in request.terms):
+            raise ProtocolError(f"a sum of {request.size_bytes} bytes is longer than all that it is of")
+        if request.blob is not None and await self._store.find(request.blob, request.size_bytes) is not None:
+            return Combined(request.blob, 0, 0)
         turn = _Turn(self._turns, self._aside)
         await turn.take()
         try:
             try:
-                total = np.zeros(asked.size_bytes, np.uint8)
+                total = np.zeros(request.size_bytes, np.uint8)
             except MemoryError:
-                raise OutOfMemory(f"{size_text(asked.size_bytes)} do not fit into memory") from None
+                raise OutOfMemory(f"{size_text(request.size_bytes)} do not fit into memory") from None
             moved = {True: 0, False: 0}
-            for term in asked.terms:
-                moved_here, through_memory = await self._add(total, term, asked, turn)
+            for term in request.terms:
+                moved_here, through_memory = await self._add(total, term, request, turn)
                 moved[through_memory] += moved_here
             data = total.data
             blob = await off_loop(data.nbytes, hash_bytes, data)
-            if asked.blob not in (None, blob):
+            if request.blob not in (None, blob):
                 raise BlobCorrupt("what was made of a check and the others is not what was lost")
-            await self._store.put(blob, data, asked.keep)
+            await self._store.put(blob, data, request.keep)
         finally:
             turn.give()
         return Combined(blob, moved[False], moved[True])
 
-    async def _add(self, total: NDArray[np.uint8], term: Term, asked: Combine, turn: _Turn) -> tuple[int, bool]:
+    async def _add(self, total: NDArray[np.uint8], term: Term, request: Combine, turn: _Turn) -> tuple[int, bool]:
         """Add a term.  Returns how many bytes came from another node, and whether through shared memory."""
         if await self._store.find(term.blob, term.size_bytes) is not None:
             data = self._store.view(term.blob)
@@ -78,7 +78,7 @@ class ParityBuilder:
         error: MeshError = BlobMissing(f"nobody holds blob {term.blob.hex()[:16]}, which others are to be made of")
         for holder in term.holders:
             try:
-                addresses = asked.peers.get(holder, ())
+                addresses = request.peers.get(holder, ())
                 with turn.waiting():
                     data, through_memory = await self._remote.fetch(holder, term.blob, term.size_bytes, addresses)
             except MeshError as failure:

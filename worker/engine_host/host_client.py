@@ -161,9 +161,9 @@ class HostProcess(asyncio.SubprocessProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.SubprocessTransport, transport)
         self._stdin = cast(asyncio.WriteTransport, self._transport.get_pipe_transport(0))
-        said = self._transport.get_pipe_transport(1)
-        if said is not None:  # it has not ended yet
-            said.set_protocol(_AtOnce(said.get_protocol(), partial(self.pipe_data_received, 1)))
+        stdout = self._transport.get_pipe_transport(1)
+        if stdout is not None:  # it has not ended yet
+            stdout.set_protocol(_AtOnce(stdout.get_protocol(), partial(self.pipe_data_received, 1)))
         self._checker = self._loop.call_later(self._config.timeouts.device_open_s, self._check)
         self.send(self._opening)
 

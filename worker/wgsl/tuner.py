@@ -123,20 +123,22 @@ class Tuner:
                         time.sleep(LOOK_S)
             yield alone
 
-    def _measured(self, asked: str, problem: Problem, over: Stopped, seconds: float) -> Tuned:
+    def _measured(self, shape_class: str, problem: Problem, over: Stopped, seconds: float) -> Tuned:
         choice = self._choice(problem)
         if choice is None:
-            self._file.choose(asked, "", 0.0, 0.0)
-            return Tuned(asked, finished=True, why="it is no kernel of its own on this device")
+            self._file.choose(shape_class, "", 0.0, 0.0)
+            return Tuned(shape_class, finished=True, why="it is no kernel of its own on this device")
         values = [resident(self._device, array) for array in problem.inputs]
         guess, right = self._first_run(problem, choice, choice.form, values, over)
         self._sample(guess, values, over)
-        result = Tuned(asked, choice.form, choice.form, guess.best_s, guess.best_s, 1)
+        result = Tuned(shape_class, choice.form, choice.form, guess.best_s, guess.best_s, 1)
         if not problem.agree(right, right):
             return replace(result, why="the first guess gives results that are no numbers")
         if guess.best_s > seconds * GUESS_SHARE:
             return replace(result, why="one run takes too long")
-        known = asked if choice.shape_class == problem.shape_class else str(choice.shape_class)  # a long sum is cut
+        known = (
+            shape_class if choice.shape_class == problem.shape_class else str(choice.shape_class)
+        )  # a long sum is cut
         share = self._share(over, seconds * COMPILING_SHARE)
         trials = [guess, *self._others(known, problem, choice, right, values, over, share)]
         result = replace(result, tried=len(trials), refused=dict(self._file.row(known).refused))
@@ -148,8 +150,8 @@ class Tuner:
         if best is not guess and not problem.agree(self._run(best, values, never), right):
             self._file.end(known, best.form, "its results change from run to run")
             best = guess
-        if known != asked:
-            self._file.choose(asked, "", guess.best_s, best.best_s)
+        if known != shape_class:
+            self._file.choose(shape_class, "", guess.best_s, best.best_s)
         self._file.choose(known, "" if best is guess else best.form, guess.best_s, best.best_s)
         return replace(result, form=best.form, guess_s=guess.best_s, form_s=best.best_s, finished=True)
 

@@ -14,24 +14,24 @@ from .plan import REASONS_MAX, Plan
 from .profiles import Profiles
 
 
-def chosen_profiles(profiles: Profiles, asked: Strategy) -> Profiles:
+def chosen_profiles(profiles: Profiles, strategy: Strategy) -> Profiles:
     """The profiles of the workers that a strategy names, of all where it names none.  Those that are gone are left
     out; PlacementError if none is there."""
-    if not asked.workers:
+    if not strategy.workers:
         return profiles
-    there = tuple([one for one in profiles.workers if one.node_id in asked.workers or one.name in asked.workers])
+    there = tuple([one for one in profiles.workers if one.node_id in strategy.workers or one.name in strategy.workers])
     if not there:
         known = ", ".join(sorted(one.name for one in profiles.workers)) or "none"
         raise PlacementError(
-            f"of the workers that may compute this ({', '.join(asked.workers)}) none is there",
+            f"of the workers that may compute this ({', '.join(strategy.workers)}) none is there",
             next_step=f"Start one of them, or choose among those that are there: {known}",
         )
     return profiles if len(there) == len(profiles.workers) else replace(profiles, workers=there)
 
 
-def for_chosen(plan: Plan, asked: Strategy) -> Plan:
+def for_chosen(plan: Plan, strategy: Strategy) -> Plan:
     """The plan by the name of what was asked for; its reasons say who was asked."""
-    if not asked.workers:
+    if not strategy.workers:
         return plan
-    why = f"only {', '.join(asked.workers)} may compute it"
-    return replace(plan, strategy=asked.text, reasons=(why, *plan.reasons)[:REASONS_MAX])
+    why = f"only {', '.join(strategy.workers)} may compute it"
+    return replace(plan, strategy=strategy.text, reasons=(why, *plan.reasons)[:REASONS_MAX])

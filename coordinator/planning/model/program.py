@@ -40,8 +40,8 @@ class Program:
     @cached_property
     def by_hand(self) -> bool:
         """Whether the user says which workers have what, so that nobody else may have it."""
-        asked = strategy_of(self.strategy)
-        return isinstance(asked, DeviceMap) or bool(asked.workers)
+        parsed = strategy_of(self.strategy)
+        return isinstance(parsed, DeviceMap) or bool(parsed.workers)
 
     @cached_property
     def _hash(self) -> int:

@@ -31,7 +31,7 @@ from .profiles import Profiles
 EXCLUDED = tuple(kind().word for kind in (DataParallel, TensorParallel, FullySharded, DataTensor))  # what splits
 
 
-def reproducible_profiles(profiles: Profiles, graph: WireGraph, asked: Strategy) -> Profiles:
+def reproducible_profiles(profiles: Profiles, graph: WireGraph, strategy: Strategy) -> Profiles:
     """The profiles with cpu engines only; PlacementError unless all of these compute `graph` by one arithmetic, and by
     the one that was asked for by name."""
     kinds: dict[str, list[str]] = {}
@@ -39,7 +39,7 @@ def reproducible_profiles(profiles: Profiles, graph: WireGraph, asked: Strategy)
         for device in worker.devices:
             if device.engine in ON_CPU:
                 kinds.setdefault(arithmetic_of(device.arithmetic, graph), []).append(worker.name)
-    name = asked.reproducible if isinstance(asked.reproducible, str) else ""
+    name = strategy.reproducible if isinstance(strategy.reproducible, str) else ""
     if len(kinds) != 1 or (name and name not in kinds):
         known = "; ".join(f"{', '.join(names)}: {kind}" for kind, names in sorted(kinds.items())) or "none"
         what = by_libraries(graph)
@@ -69,22 +69,22 @@ def may_split(profiles: Profiles, graph: WireGraph) -> bool:
     return all(arithmetic_of(device.arithmetic, graph) == NATIVE_1 for device in devices)
 
 
-def check_split(asked: Strategy, profiles: Profiles, graph: WireGraph) -> None:
+def check_split(strategy: Strategy, profiles: Profiles, graph: WireGraph) -> None:
     """Raise InputError for a strategy that splits where bits follow shapes."""
-    if isinstance(asked, Split) and not may_split(profiles, graph):
+    if isinstance(strategy, Split) and not may_split(profiles, graph):
         raise InputError(
-            f"the strategy {asked.word!r} is not reproducible: the last bits of a product follow its shapes with "
+            f"the strategy {strategy.word!r} is not reproducible: the last bits of a product follow its shapes with "
             "numpy, and these follow the number of ranks",
             next_step="Use workers with the native engine, choose 'auto', 'single' or 'pipeline', train with "
             "DistributedTrainer(deterministic=N), or leave out reproducible",
         )
 
 
-def with_exclusions(plan: Plan, asked: Strategy, profiles: Profiles, graph: WireGraph) -> Plan:
+def with_exclusions(plan: Plan, strategy: Strategy, profiles: Profiles, graph: WireGraph) -> Plan:
     """The plan by the name of what was asked for, with what was excluded for the sake of its bits."""
     others = sorted({device.engine for worker in profiles.workers for device in worker.devices} - ON_CPU)
-    whole = isinstance(asked, Auto) and not may_split(profiles, graph)
+    whole = isinstance(strategy, Auto) and not may_split(profiles, graph)
     excluded = [*(EXCLUDED if whole else ()), *(f"{engine} devices" for engine in others)]
     whose = f": excluded are {', '.join(excluded)}, whose last bits may differ" if excluded else ""
     why = f"reproducible{whose}"
-    return replace(plan, strategy=asked.text, reasons=tuple(dict.fromkeys((why, *plan.reasons))))
+    return replace(plan, strategy=strategy.text, reasons=tuple(dict.fromkeys((why, *plan.reasons))))

@@ -46,31 +46,31 @@ STATE_VALUES = 4  # of a large state: of steps under way, and one that is made
 MESSAGE_BYTES = 1 << 16  # what takes as long to send as the message for a tensor
 
 
-def plan_pipeline(graph: WireGraph, profiles: Profiles, asked: Pipeline, carries: CarriedParams = ()) -> Plan | None:
-    """The plan of a step with a loop over `asked.micro_batches` that reads params, None if it has none.
+def plan_pipeline(graph: WireGraph, profiles: Profiles, strategy: Pipeline, carries: CarriedParams = ()) -> Plan | None:
+    """The plan of a step with a loop over `strategy.micro_batches` that reads params, None if it has none.
 
     PlacementError with need and have where there are too few workers or too little memory.
     """
-    loop = loop_of(graph, asked.micro_batches)
+    loop = loop_of(graph, strategy.micro_batches)
     if loop is None or not any(graph.nodes[operand].op == "param" for operand in loop.operands):
         return None
-    return _Planner(graph, loop, profiles, asked, carries).plan()
+    return _Planner(graph, loop, profiles, strategy, carries).plan()
 
 
 class _Planner:
     """Chooses stages, and makes the plan of them."""
 
     def __init__(
-        self, graph: WireGraph, loop: Loop, profiles: Profiles, asked: Pipeline, carries: CarriedParams
+        self, graph: WireGraph, loop: Loop, profiles: Profiles, strategy: Pipeline, carries: CarriedParams
     ) -> None:
-        self._graph, self._loop, self._profiles, self._asked = graph, loop, profiles, asked
+        self._graph, self._loop, self._profiles, self._strategy = graph, loop, profiles, strategy
         self._carries = dict(carries)
         self._line = Line(loop, gradient_consts(graph, loop, self._carries))
-        self._schedule = SCHEDULES[asked.schedule]
+        self._schedule = SCHEDULES[strategy.schedule]
         if self._schedule.updates != bool(self._line.marked):
             how = "after each micro-batch" if self._line.marked else "once"
-            raise InputError(f"this step changes its weights {how}, which the schedule {asked.schedule!r} does not")
-        if asked.data > 1 and not (self._line.sums and _from_zero(graph, loop)):
+            raise InputError(f"this step changes its weights {how}, which the schedule {strategy.schedule!r} does not")
+        if strategy.data > 1 and not (self._line.sums and _from_zero(graph, loop)):
             raise InputError("copies of stages share the micro-batches of a loop that adds up from 0, and no other")
         self._epilogue = Epilogue(graph, loop, self._line, self._carries)
         self._load = self._measured()
@@ -84,7 +84,7 @@ class _Planner:
         proposed = [stages for count in self._counts() if (stages := self._stages(count)) is not None]
         for stages in sorted(proposed, key=self._bound_s)[:PLANS_MAX]:
             plan = StageBuilder(
-                self._graph, self._line, self._epilogue, stages, self._columns(stages), self._asked, self._profiles
+                self._graph, self._line, self._epilogue, stages, self._columns(stages), self._strategy, self._profiles
             ).plan()
             short = missing(plan, self._profiles)
             if any(short):
@@ -93,32 +93,36 @@ class _Planner:
                 plans.append(plan)
         if not plans:
             raise refusal or PlacementError(
-                f"no {self._asked.stages or 'number of'} stages fit the workers' memory",
+                f"no {self._strategy.stages or 'number of'} stages fit the workers' memory",
                 next_step="Raise --max-memory, add a worker, or make more micro-batches",
             )
         return min(plans, key=lambda plan: plan.seconds)
 
     def _bound_s(self, stages: Stages) -> float:
         """The seconds that a step takes at least."""
-        return (self._asked.micro_batches / self._asked.data + len(stages.teams) - 1) * stages.slowest_s
+        return (self._strategy.micro_batches / self._strategy.data + len(stages.teams) - 1) * stages.slowest_s
 
     def _counts(self) -> Iterator[int]:
         places = self._load.stages_max
         most = min(len(self._teams), places)
-        least = self._asked.stages or (1 if self._asked.data > 1 else min(2, most))
+        least = self._strategy.stages or (1 if self._strategy.data > 1 else min(2, most))
         if places < least:
             raise PlacementError(
                 f"the loop of this program can be cut into {places} stages at most, and {least} were asked for",
                 next_step="Ask for fewer stages; what is inside of one branch or loop stays together",
             )
         if most < max(least, 1):
-            what = f"{least} stages of {self._asked.data} workers each" if self._asked.data > 1 else f"{least} stages"
+            what = (
+                f"{least} stages of {self._strategy.data} workers each"
+                if self._strategy.data > 1
+                else f"{least} stages"
+            )
             raise PlacementError(
-                f"{what} need {least * self._asked.data} workers that compute all of the program, and there are "
+                f"{what} need {least * self._strategy.data} workers that compute all of the program, and there are "
                 f"{len(self._sites)}",
                 next_step="Start another mesh-worker, or ask for fewer stages",
             )
-        yield from (least,) if self._asked.stages else range(least, most + 1)
+        yield from (least,) if self._strategy.stages else range(least, most + 1)
 
     def _able(self) -> list[Site]:
         """The first device of every worker that computes all of the program."""
@@ -146,7 +150,7 @@ class _Planner:
             np.add.at(mine, [at for _, at in units], [seconds[unit] for unit, _ in units])
             work.append(mine)
         order = sorted(range(len(alone)), key=lambda site: float(work[site].sum()))
-        columns = self._asked.data
+        columns = self._strategy.data
         teams = []
         for first in range(0, len(order) - columns + 1, columns):
             chosen = order[first : first + columns]
@@ -225,7 +229,7 @@ class _Planner:
         groups = self._groups(teams)
         merged = _merged(self._load, groups)
         fewer = [replace(team, seconds=np.add.reduceat(team.seconds, groups)) for team in teams]
-        turns = -(-self._asked.micro_batches // self._asked.data)
+        turns = -(-self._strategy.micro_batches // self._strategy.data)
         best = best_stages(
             merged, fewer, count, self._send_s,
             lambda behind: self._schedule.in_flight(0, behind + 1, turns),

@@ -69,10 +69,10 @@ class StageBuilder:
 
     def __init__(
         self, graph: WireGraph, line: Line, epilogue: Epilogue, stages: Stages, columns: Sequence[tuple[Site, ...]],
-        asked: Pipeline, profiles: Profiles,
+        strategy: Pipeline, profiles: Profiles,
     ) -> None:  # fmt: skip
         self._graph, self._loop, self._line, self._epilogue = graph, line.loop, line, epilogue
-        self._stages, self._columns, self._asked, self._profiles = stages, columns, asked, profiles
+        self._stages, self._columns, self._strategy, self._profiles = stages, columns, strategy, profiles
         self._cut = Cut(line, stages.cuts)
         self._results = {index: carry for carry, index in line.loop.results.items()}
         self._in_loop: dict[tuple[int, int, bool, int], _Draft] = {}  # by column, stage, way and number of micro-batch
@@ -89,7 +89,7 @@ class StageBuilder:
         numbers = {draft: number for number, draft in enumerate(drafts)}
         parts = tuple(self._part(draft, numbers) for draft in drafts)
         outputs = tuple(self._output(index, 0, numbers) for index in self._graph.outputs)
-        plan = plan_of(self._graph, parts, self._profiles, self._asked.text, outputs, ordered=True)
+        plan = plan_of(self._graph, parts, self._profiles, self._strategy.text, outputs, ordered=True)
         plan = replace(plan, seconds=timeline(plan, self._profiles).seconds, lying=self._lying(numbers))
         return replace(plan, reasons=self._reasons(plan))
 
@@ -97,7 +97,7 @@ class StageBuilder:
 
     def _loop_drafts(self) -> list[_Draft]:
         drafts = []
-        schedule, count = SCHEDULES[self._asked.schedule], len(self._columns)
+        schedule, count = SCHEDULES[self._strategy.schedule], len(self._columns)
         for column in range(count):
             turns = range(column, self._loop.turns, count)
             for stage, event in in_order(schedule, self._cut.stages, len(turns)):
@@ -128,7 +128,9 @@ class StageBuilder:
     def _made_in_loop(self, column: int, stage: int, forward: bool, batch: int, node: int) -> _DraftOutput:
         draft = self._in_loop.get((column, stage, forward, batch))
         if draft is None:
-            raise PlacementError(f"stages that the schedule {self._asked.schedule!r} keeps apart read the same weights")
+            raise PlacementError(
+                f"stages that the schedule {self._strategy.schedule!r} keeps apart read the same weights"
+            )
         return _DraftOutput(draft, self._cut.piece(stage, forward).made.index(node))
 
     def _carried(self, carry: int, turns: int, stage: int, column: int) -> _DraftSource:
@@ -331,7 +333,7 @@ class StageBuilder:
         order = ", then ".join(" and ".join(in_stage) for in_stage in zip(*names, strict=True))
         took, slowest = time_text(plan.seconds), time_text(self._stages.slowest_s)
         busy = bound(stages, turns // len(names))
-        reasons = [f"{counted(stages, 'stage')} ({order}), {turns} micro-batches by {self._asked.schedule}"]
+        reasons = [f"{counted(stages, 'stage')} ({order}), {turns} micro-batches by {self._strategy.schedule}"]
         reasons.append(f"predicted {took} per step; the slowest stage takes {slowest} a micro-batch")
         reasons.append(f"stages are busy {busy:.0%} of the time at best")
         if len(names) > 1:

@@ -46,11 +46,11 @@ def sticky_plan(
     """
     graph = simplify(graph)
     whole = not graph.has_spmd and all(node.op != "constraint" for node in graph.nodes)
-    asked = strategy_of(strategy)
-    if not (homes and whole and asked.plain.text in STICKY_STRATEGIES):
+    parsed = strategy_of(strategy)
+    if not (homes and whole and parsed.plain.text in STICKY_STRATEGIES):
         return None
-    profiles = chosen_profiles(profiles, asked)
-    model = CostModel(graph, reproducible_profiles(profiles, graph, asked) if asked.reproducible else profiles)
+    profiles = chosen_profiles(profiles, parsed)
+    model = CostModel(graph, reproducible_profiles(profiles, graph, parsed) if parsed.reproducible else profiles)
     assignment, lost = _at_home(model, homes)
     has = {unit: _having(model, unit, kept) for unit in lost}
     sizes, able = [_bytes(model, [unit]) or 1 for unit in lost], [model.able[unit] for unit in lost]

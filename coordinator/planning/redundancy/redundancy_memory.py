@@ -62,8 +62,8 @@ def with_copies(
     message, next_step = _lacking(text, *_enough(make, result, profiles, keeps, share), profiles)
     kept = keeps(first, room_of(first, profiles))
     bare = sum(content.size_bytes for content in kept.bare)
-    said = f"copies {text}: of {size_text(bare)} {instead}, since {message}"
-    return replace(_charged(first, profiles, kept), unkept=(message, next_step), reasons=(*first.reasons, said))
+    reason = f"copies {text}: of {size_text(bare)} {instead}, since {message}"
+    return replace(_charged(first, profiles, kept), unkept=(message, next_step), reasons=(*first.reasons, reason))
 
 
 def _search(
@@ -210,15 +210,15 @@ def _plans(
         if plan is not None:
             kept = keeps(plan, None).bytes
             budgets = [worker.memory_bytes - kept.get(worker.node_id, 0) for worker in profiles.workers]
-            plan = _made(make, profiles, budgets)
+            plan = _plan_within(make, profiles, budgets)
             yield from () if plan is None else (plan,)
     wanted = sum(memory_by_worker(first).values())
     for budgets in _levels([worker.memory_bytes for worker in profiles.workers], wanted, share):
-        plan = _made(make, profiles, budgets)
+        plan = _plan_within(make, profiles, budgets)
         yield from () if plan is None else (plan,)
 
 
-def _made(make: Callable[[Profiles], Plan], profiles: Profiles, budgets: Sequence[int]) -> Plan | None:
+def _plan_within(make: Callable[[Profiles], Plan], profiles: Profiles, budgets: Sequence[int]) -> Plan | None:
     try:
         return make(profiles.with_memory(max(size, 0) for size in budgets))
     except PlacementError:

@@ -22,45 +22,45 @@ CarriedParams = tuple[tuple[str, int], ...]
 RANKS_MAX = 16  # where nobody said how many
 
 
-def split(graph: WireGraph, asked: Split, ranks: int, profiles: Profiles, carries: CarriedParams = ()) -> WireGraph:
+def split(graph: WireGraph, strategy: Split, ranks: int, profiles: Profiles, carries: CarriedParams = ()) -> WireGraph:
     """The program of `ranks` ranks; InputError if the strategy finds nothing to split.
 
     `carries` are params by name, each with the position of an output that is to lie as it does.  For a reproducible
     strategy every sum is one rank's.
     """
-    grid = asked.grid(ranks)
+    grid = strategy.grid(ranks)
     axes = Axes(tuple(grid), tuple(grid.values()))
-    specs = LAYOUTS[type(asked)](graph, asked)
+    specs = LAYOUTS[type(strategy)](graph, strategy)
     if not any(any(dims) for dims in specs.values()):
-        raise InputError(f"the strategy {asked.word!r} finds nothing to split in this program")
+        raise InputError(f"the strategy {strategy.word!r} finds nothing to split in this program")
     kinds = graph.param_types
     state = {name: specs.get(name, ((),) * len(kinds[name].shape)) for name, _ in carries if name in kinds}
     following = {graph.output_names[at]: state[name] for name, at in carries if name in state}
-    return partition(graph, axes, {**specs, **state, **following}, rates_of(profiles), bool(asked.reproducible))
+    return partition(graph, axes, {**specs, **state, **following}, rates_of(profiles), bool(strategy.reproducible))
 
 
-def batch_of(graph: WireGraph, asked: DataParallel) -> int:
+def batch_of(graph: WireGraph, strategy: DataParallel) -> int:
     """How many rows the batch of a program has; InputError where that is not clear."""
-    chosen = LAYOUTS[type(asked)](graph, asked)
+    chosen = LAYOUTS[type(strategy)](graph, strategy)
     rows = {graph.input_types[name].shape[0] for name in chosen}
     if not rows:
-        raise InputError(f"the strategy {asked.word!r} finds nothing to split in this program")
+        raise InputError(f"the strategy {strategy.word!r} finds nothing to split in this program")
     return rows.pop()
 
 
-def counts(asked: Split, profiles: Profiles) -> Iterator[int]:
+def counts(strategy: Split, profiles: Profiles) -> Iterator[int]:
     """How many ranks to try: as many as were asked for, or one per worker, one for each that is not far slower or
     further away than the best, and then half as many as often as that goes."""
-    if asked.ranks:
-        yield asked.ranks
+    if strategy.ranks:
+        yield strategy.ranks
         return
     most = min(len(profiles.workers), RANKS_MAX)
     halves = [most >> times for times in range(most.bit_length())]
-    tried = sorted({*halves, min(_good(profiles), RANKS_MAX)} & {*filter(asked.divides, range(2, most + 1))})
+    tried = sorted({*halves, min(_good(profiles), RANKS_MAX)} & {*filter(strategy.divides, range(2, most + 1))})
     if not tried:
-        least = next(filter(asked.divides, range(2, RANKS_MAX + 1)))
+        least = next(filter(strategy.divides, range(2, RANKS_MAX + 1)))
         raise PlacementError(
-            f"the strategy {asked.word!r} needs {least} workers at least, and the mesh has {most}",
+            f"the strategy {strategy.word!r} needs {least} workers at least, and the mesh has {most}",
             next_step="Start another mesh-worker, or choose strategy='single'",
         )
     yield from reversed(tried)
@@ -85,23 +85,23 @@ def rates_of(profiles: Profiles) -> Rates:
     return Rates(max(gflops, 1e-9) * 1e9, slowest.bytes_per_s, max(link.latency_s for link in links))
 
 
-def _data(graph: WireGraph, asked: Split) -> Mapping[str, Dims]:
+def _data(graph: WireGraph, strategy: Split) -> Mapping[str, Dims]:
     """Inputs by their first dimension; params are everywhere whole."""
-    assert isinstance(asked, DataParallel | FullySharded | DataTensor)
+    assert isinstance(strategy, DataParallel | FullySharded | DataTensor)
     shapes = {name: kind.shape for name, kind in graph.input_types.items() if kind.shape}
-    chosen = {name: shape for name, shape in shapes.items() if not asked.inputs or _named(name, asked.inputs)}
-    if asked.inputs and not chosen:
-        raise InputError(f"no input is called {', '.join(asked.inputs)}", next_step=f"There are {', '.join(shapes)}")
+    chosen = {name: shape for name, shape in shapes.items() if not strategy.inputs or _named(name, strategy.inputs)}
+    if strategy.inputs and not chosen:
+        raise InputError(f"no input is called {', '.join(strategy.inputs)}", next_step=f"There are {', '.join(shapes)}")
     if len({shape[0] for shape in chosen.values()}) > 1:
         sizes = ", ".join(f"{name} {shape[0]}" for name, shape in chosen.items())
         raise InputError(
             f"the inputs are of different lengths ({sizes}), so it is not known which are batches",
-            next_step=f'Say it: {type(asked).__name__}(inputs=("x",))',
+            next_step=f'Say it: {type(strategy).__name__}(inputs=("x",))',
         )
-    return {name: ((asked.axis,), *((),) * (len(shape) - 1)) for name, shape in chosen.items()}
+    return {name: ((strategy.axis,), *((),) * (len(shape) - 1)) for name, shape in chosen.items()}
 
 
-def _tensor(graph: WireGraph, asked: Split) -> Mapping[str, Dims]:
+def _tensor(graph: WireGraph, strategy: Split) -> Mapping[str, Dims]:
     """Params by their longest dimension: in a stack of layers by columns and rows in turn.  Of equals the first that no
     product sums over: then ranks have no sums to exchange, and heads of attention are each one rank's."""
     shapes = {name: kind.shape for name, kind in graph.param_types.items() if len(kind.shape) >= 2}
@@ -110,7 +110,7 @@ def _tensor(graph: WireGraph, asked: Split) -> Mapping[str, Dims]:
         name: max(range(len(shape)), key=lambda dim: (shape[dim], (name, dim) not in summed, -dim))
         for name, shape in shapes.items()
     }
-    axis = "tensor" if isinstance(asked, DataTensor) else asked.axis
+    axis = "tensor" if isinstance(strategy, DataTensor) else strategy.axis
     return {
         name: tuple((axis,) if dim == longest[name] else () for dim in range(len(shape)))
         for name, shape in shapes.items()
@@ -135,9 +135,9 @@ def _summed(graph: WireGraph) -> set[tuple[str, int]]:
     return summed
 
 
-def _both(graph: WireGraph, asked: Split) -> Mapping[str, Dims]:
+def _both(graph: WireGraph, strategy: Split) -> Mapping[str, Dims]:
     """Inputs and params; where that is over the same axis, params are gathered where they are needed."""
-    return {**_tensor(graph, asked), **_data(graph, asked)}
+    return {**_tensor(graph, strategy), **_data(graph, strategy)}
 
 
 LAYOUTS: dict[type[Split], Callable[[WireGraph, Split], Mapping[str, Dims]]] = {

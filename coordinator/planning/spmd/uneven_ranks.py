@@ -38,10 +38,10 @@ class Sharing:
         return sum(self.shares)
 
 
-def sharing(graph: WireGraph, asked: DataParallel, profiles: Profiles) -> Sharing:
+def sharing(graph: WireGraph, strategy: DataParallel, profiles: Profiles) -> Sharing:
     """The best there is, by what the whole program takes on each worker; PlacementError if that would be one worker."""
-    rows = batch_of(graph, asked)
-    numbers = [asked.ranks] if asked.ranks else [k for k in range(2, RANKS_MAX + 1) if rows % k == 0]
+    rows = batch_of(graph, strategy)
+    numbers = [strategy.ranks] if strategy.ranks else [k for k in range(2, RANKS_MAX + 1) if rows % k == 0]
     sharings = [_shared_out(graph, profiles, number) for number in numbers]
     several = [option for option in sharings if sum(share > 0 for share in option.shares) > 1]
     if not several:
@@ -49,10 +49,10 @@ def sharing(graph: WireGraph, asked: DataParallel, profiles: Profiles) -> Sharin
     return min(several, key=lambda option: (option.seconds, option.ranks))
 
 
-def plan_shares(graph: WireGraph, asked: DataParallel, profiles: Profiles) -> Plan:
+def plan_shares(graph: WireGraph, strategy: DataParallel, profiles: Profiles) -> Plan:
     """The plan; PlacementError where ranks would exchange something, or it does not fit."""
-    best = sharing(graph, asked, profiles)
-    made = simplify(split(graph, asked, best.ranks, profiles))
+    best = sharing(graph, strategy, profiles)
+    made = simplify(split(graph, strategy, best.ranks, profiles))
     if any(_exchanging(node.attrs["body"]) for node in made.nodes if node.op == "spmd"):
         raise PlacementError(
             "the ranks of this program exchange something, so each has as many rows",
@@ -63,7 +63,7 @@ def plan_shares(graph: WireGraph, asked: DataParallel, profiles: Profiles) -> Pl
         for worker, share in zip(profiles.workers, best.shares, strict=True)
         for _ in range(share)
     ]
-    plan = plan_ranks(made, profiles, asked.text, sites)
+    plan = plan_ranks(made, profiles, strategy.text, sites)
     shares = ", ".join(f"{w.name} {n}" for w, n in zip(profiles.workers, best.shares, strict=True) if n)
     seconds = timeline(plan, profiles).seconds
     return replace(

@@ -103,8 +103,8 @@ def _check(own: Arrays, settings: Settings, name: str, file: Path) -> None:
         fits = fits and inputs % groups == 0 and (group <= 0 or inputs // groups == min(group, inputs))
         fits = fits and shapes.get("g_idx", (inputs,)) == (inputs,) and inputs % WORD_BITS == 0
     if not fits:
-        said = ", ".join(f"{part} {array.dtype.name}{list(array.shape)}" for part, array in own.items())
-        raise InputError(f"the tensors of {name} do not fit each other, or its group size: {said}")
+        found = ", ".join(f"{part} {array.dtype.name}{list(array.shape)}" for part, array in own.items())
+        raise InputError(f"the tensors of {name} do not fit each other, or its group size: {found}")
 
 
 def _gptq(own: Arrays, settings: Settings, name: str) -> Arrays:

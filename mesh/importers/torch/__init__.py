@@ -230,12 +230,12 @@ def _run(graph: Any, start: Mapping[str, Any], bound: Mapping[Any, int]) -> list
         return value
 
     for node in graph.nodes:
-        said = concrete(node.meta.get("val"), bound) if bound else node.meta.get("val")
+        traced = concrete(node.meta.get("val"), bound) if bound else node.meta.get("val")
         if is_size(node.meta.get("val")):
-            values[node.name] = said
+            values[node.name] = traced
         elif node.op == "call_function" and _name(node.target) not in IGNORED:
             named = {key: read(item) for key, item in node.kwargs.items()}
-            call = Call(node.target, [read(item) for item in node.args], named, said)
+            call = Call(node.target, [read(item) for item in node.args], named, traced)
             values[node.name] = OPS[call.name](call)
         elif node.op == "output":
             return [read(item) for item in node.args[0]]
