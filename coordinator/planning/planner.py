@@ -27,7 +27,7 @@ from wire.policy.strategies import (
     strategy_of,
 )
 from wire.sharding.partition import partition
-from wire.units import size_text, time_text
+from wire.units import counted, size_text, time_text
 
 from .auto_strategy import CandidatePlans, Measured, add_splits, whole_name
 from .model.chosen_workers import chosen_profiles, for_chosen
@@ -322,7 +322,8 @@ def _reasons(
     if known > len(workers):
         reasons.append(f"chosen among the {len(workers)} fastest and roomiest")
     if strategy == "auto" and len(workers) ** len(model.index.units) <= EXACT_ASSIGNMENTS_MAX:
-        reasons.append(f"the cheapest of all ways to place {len(model.index.units)} nodes on {len(workers)} workers")
+        units, where = counted(len(model.index.units), "group"), counted(len(workers), "worker")
+        reasons.append(f"the cheapest of all ways to place {units} of nodes on {where}")
     if strategy != "pipeline" and 0 < len(used) < len(workers):
         which = f"all {known} workers" if known == len(workers) else f"those {len(workers)}"
         reasons.append(_compared(f"cut across {which}", partitioner.pipeline[0], chosen))

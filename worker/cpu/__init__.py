@@ -1,4 +1,4 @@
-"""The cpu engine: numpy, the oracle of every other engine, and the production path where there is no GPU."""
+"""The cpu engine: numpy, the reference in tests of all other engines; it computes where no GPU or machine code can."""
 
 from .engine import CpuEngine, evaluate
 

@@ -55,7 +55,7 @@ def test_equal_pieces_of_work_are_equal_graphs() -> None:
 def test_the_reasons_of_auto_say_what_cutting_would_cost() -> None:
     reasons = plan_of(layers(4), "auto", (500.0, 500.0)).reasons
     assert reasons[0].startswith("1 of 2 workers (worker-0), predicted ")
-    assert reasons[1] == "the cheapest of all ways to place 4 nodes on 2 workers"
+    assert reasons[1] == "the cheapest of all ways to place 4 groups of nodes on 2 workers"
     assert reasons[2].startswith("cut across all 2 workers a call would take 1.")
 
 
