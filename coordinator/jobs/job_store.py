@@ -94,7 +94,7 @@ class JobStore:
             if held := b"".join(addresses_in(entry.fields)):
                 store._held[entry.job] = store._held.get(entry.job, b"") + held
         try:
-            store._contents.restore(address for held in store._held.values() for address in _apart(held))
+            store._contents.restore(address for held in store._held.values() for address in _split_addresses(held))
         except OSError as error:
             journal.close()
             raise NotDurable(f"{folder / 'content'} cannot be used", cause=str(error)) from None
@@ -126,7 +126,7 @@ class JobStore:
             former = self._held.pop(job, b"")
             if held:
                 self._held[job] = b"".join(held)
-            await self._release(_apart(former))
+            await self._release(_split_addresses(former))
         return kept
 
     def save_later(self, job: str, kind: str) -> None:
@@ -257,7 +257,7 @@ class JobStore:
                 former += self._held.pop(entry.job, b"")
             if pairs:
                 self._held[entry.job] = self._held.get(entry.job, b"") + b"".join(address for address, _ in pairs)
-        await self._release(_apart(former))
+        await self._release(_split_addresses(former))
 
     async def close(self) -> None:
         """Write what is under way, and unlock the folder."""
@@ -362,7 +362,7 @@ def check_size(job: str, size_bytes: int) -> None:
         )
 
 
-def _apart(addresses: bytes) -> list[bytes]:
+def _split_addresses(addresses: bytes) -> list[bytes]:
     return [addresses[at : at + ADDRESS_BYTES] for at in range(0, len(addresses), ADDRESS_BYTES)]
 
 

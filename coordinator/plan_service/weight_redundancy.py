@@ -132,7 +132,7 @@ class WeightRedundancy:
                 self._begin(program, guard)
 
     @property
-    def kept(self) -> frozenset[int]:
+    def pinning_plans(self) -> frozenset[int]:
         """The plans that pin what workers keep, by generation."""
         return frozenset(key.generation for guard in self._guards.values() for _, key in guard.keys)
 
@@ -259,7 +259,9 @@ class WeightRedundancy:
             await (self._stand_by(program, plan, nodes, keys) if copies.on_devices else self._pin(shares, keys))
             if self._guards.get(program) is not guard:
                 return  # no more calls of it will come
-            self._let_go(guard, {*_kept(shares), *((node, blob) for node, blobs in owned.items() for blob in blobs)})
+            self._let_go(
+                guard, {*_kept_checks(shares), *((node, blob) for node, blobs in owned.items() for blob in blobs)}
+            )
             guard.nodes, guard.groups, guard.keys, guard.failures = nodes, shares, keys, 0
             keys = []
         finally:
@@ -359,7 +361,7 @@ class WeightRedundancy:
     def _let_go(self, guard: _Guard, needed: Collection[tuple[str, bytes]]) -> None:
         """Have workers keep no more for each other than this."""
         self._drop(guard.keys)
-        for node, blob in _kept(guard.groups):
+        for node, blob in _kept_checks(guard.groups):
             if node in self._members and (node, blob) not in needed:
                 self._members[node].blobs.discard(blob)
 
@@ -374,11 +376,11 @@ class WeightRedundancy:
         for guard in self._guards.values():
             for group, blobs in guard.groups.items():
                 places = [place for place, member in enumerate(group.members) if blobs[place] == blob]
-                if places and (moved := await self._made(node, places[0], group, blobs)) is not None:
+                if places and (moved := await self._rebuild_share(node, places[0], group, blobs)) is not None:
                     return moved
         return 0, 0
 
-    async def _made(self, node: str, place: int, group: Group, blobs: tuple[bytes, ...]) -> Moved | None:
+    async def _rebuild_share(self, node: str, place: int, group: Group, blobs: tuple[bytes, ...]) -> Moved | None:
         where = {share: self._deployer.holders(blob) for share, blob in enumerate(blobs)}
         near = {share for share, nodes in where.items() if node in nodes}
         factors = group.repair(place, (share for share, nodes in where.items() if nodes), near)
@@ -397,7 +399,7 @@ class WeightRedundancy:
         return made.bytes_socket, made.bytes_shared
 
 
-def _kept(shares: Mapping[Group, tuple[bytes, ...]]) -> set[tuple[str, bytes]]:
+def _kept_checks(shares: Mapping[Group, tuple[bytes, ...]]) -> set[tuple[str, bytes]]:
     """The checks that are kept, as pairs of keeper and address."""
     pairs = (zip(group.keepers, blobs[len(group.members) :], strict=True) for group, blobs in shares.items())
     return {pair for pairs_of_group in pairs for pair in pairs_of_group}
@@ -406,7 +408,7 @@ def _kept(shares: Mapping[Group, tuple[bytes, ...]]) -> set[tuple[str, bytes]]:
 def _kept_by(node: str, shares: Mapping[Group, tuple[bytes, ...]]) -> dict[bytes, int]:
     """The checks that one worker keeps, and their bytes."""
     sizes = {blob: group.size_bytes for group, blobs in shares.items() for blob in blobs[len(group.members) :]}
-    return {blob: sizes[blob] for keeper, blob in _kept(shares) if keeper == node}
+    return {blob: sizes[blob] for keeper, blob in _kept_checks(shares) if keeper == node}
 
 
 def _owners(blob: bytes, owned: Mapping[str, Collection[bytes]]) -> frozenset[str]:

@@ -131,9 +131,9 @@ class _Unpacker:
         there = {graph.encoded: graph for graph in known}
         graphs = (there.get(encoding) or decode_graph(encoding) for encoding in encodings)
         self._graphs = [replace(graph, blobs=blobs) if blobs else graph for graph in graphs]
-        self.value = self._made(plain)
+        self.value = self._decode(plain)
 
-    def _made(self, plain: Any) -> Any:
+    def _decode(self, plain: Any) -> Any:
         if type(plain) is not list:
             return plain
         number = plain[0]
@@ -141,7 +141,7 @@ class _Unpacker:
             return self._graphs[plain[1]]
         if number == _TEXTS:
             return _texts_from(plain[1])
-        items = [self._made(item) for item in plain[1:]]
+        items = [self._decode(item) for item in plain[1:]]
         if number < _GRAPH:
             return _CLASSES[number](*items)
         if number == _MAP:

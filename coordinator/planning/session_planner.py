@@ -68,13 +68,13 @@ class SessionQuestion:
         """The plan, with room for its copies if there is such a one (`redundancy/redundancy_memory.py`); PlacementError
         if nothing fits."""
         if (self.copies, self.weights) == ("none", "checkpoint") or not self.profiles.workers:
-            return self._made(self.profiles)
+            return self._plan(self.profiles)
         keeps = session_kept(self.profiles, self.copies, self.weights)
         of_weights = f", {self.weights} of weights," if copies_of(self.weights).on_workers else ""
         text, instead = f"{self.copies}{of_weights}", "copies go to this process instead"
-        return with_copies(self._made, self.profiles, text, keeps, OWN_SHARE, instead)
+        return with_copies(self._plan, self.profiles, text, keeps, OWN_SHARE, instead)
 
-    def _made(self, profiles: Profiles) -> Plan:
+    def _plan(self, profiles: Profiles) -> Plan:
         return session_plan(self.graph, profiles, self.strategy, self.state)
 
 
@@ -88,11 +88,11 @@ def session_plan(graph: WireGraph, profiles: Profiles, strategy: str, state: Sta
     if parsed.reproducible and profiles.workers:
         alike = reproducible_profiles(profiles, graph, parsed)
         check_split(parsed, alike, graph)
-        return with_exclusions(_made(graph, alike, parsed, state), parsed, profiles, graph)
-    return _made(graph, profiles, parsed, state)
+        return with_exclusions(_make_plan(graph, alike, parsed, state), parsed, profiles, graph)
+    return _make_plan(graph, profiles, parsed, state)
 
 
-def _made(graph: WireGraph, profiles: Profiles, strategy: Strategy, state: Stateful) -> Plan:
+def _make_plan(graph: WireGraph, profiles: Profiles, strategy: Strategy, state: Stateful) -> Plan:
     refusal = PlacementError("there is no worker to plan for", next_step="Start mesh-worker")
     text = strategy.plain.text
     if isinstance(strategy, Auto) and profiles.workers and not needs_ranks(graph):

@@ -301,7 +301,7 @@ class CallRunner(PlanShell):
     def _quarantine(self, node: str) -> None:
         self.quarantined.add(node)
         self._publish("quarantined", node, "it was wrong twice, and gets no work any more")
-        for generation in self._sessions.kept.union(self._guards.kept, self.deployments):
+        for generation in self._sessions.kept_plans.union(self._guards.pinning_plans, self.deployments):
             self._let_go(node, generation)
         self.feed(ev.NodeGone(node, in_quarantine(worker_names.name_of(self._known, node))))
 

@@ -86,7 +86,7 @@ class WorkerRegistry:
     async def _join(self, link: Link) -> NodeReport:
         health = self._config.health
         earlier = self._sessions.earlier
-        mine = tuple(sorted(self._kept().difference(key.generation for key in earlier)))
+        mine = tuple(sorted(self._plans_to_keep().difference(key.generation for key in earlier)))
         join = Join(self._epoch(), health.beat_s, self._identity.node_id, health.lease_s, mine, earlier, self.epochs)
         try:
             joined = await link.request(join, timeout_s=self._config.timeouts.worker_join_s)
@@ -117,7 +117,7 @@ class WorkerRegistry:
         self._set_pause(peer.node_id, joined.paused, joining=True)
         made = dict(zip(joined.kept, joined.made, strict=False))  # an older worker does not say it
         self._sessions.node_returned(peer.node_id, dict.fromkeys(joined.kept, 0) | made)
-        for generation in frozenset(joined.kept).difference(self._kept()):  # its session ended meanwhile
+        for generation in frozenset(joined.kept).difference(self._plans_to_keep()):  # its session ended meanwhile
             drop = self._deployer.drop(peer.node_id, self._sessions.key(generation))
             self._tasks.run("dropping a plan", drop, unheard)
         if not again:
@@ -139,9 +139,9 @@ class WorkerRegistry:
             self._pacing.forget(node)
             detector.forget(node)
 
-    def _kept(self) -> frozenset[int]:
+    def _plans_to_keep(self) -> frozenset[int]:
         """The plans that workers keep across a lost link, by generation."""
-        return self._sessions.kept.union(self._guards.kept, self._runner.deployments)
+        return self._sessions.kept_plans.union(self._guards.pinning_plans, self._runner.deployments)
 
     async def _stay_connected(self, address: str, link: Link) -> None:
         """Dial again whenever the link is lost, without end: at this address, and at all that the worker announced."""

@@ -58,7 +58,7 @@ class Sessions:
 
     def _drop_unneeded(self, record: SessionRecord) -> None:
         """Have workers drop what of a record no session needs."""
-        kept, plans = self.kept, self._context.plans
+        kept, plans = self.kept_plans, self._context.plans
         for generation, node in record.manifest.places:
             if generation not in kept and node in plans.members:
                 drop = plans.deployer.drop(node, plans.key(generation))
@@ -105,7 +105,7 @@ class Sessions:
         self._tell_each(lambda session: session.feed(ev.NodeReturned(node, frozenset(kept), kept)))
 
     @property
-    def kept(self) -> frozenset[int]:
+    def kept_plans(self) -> frozenset[int]:
         """The plans that workers are to keep for sessions, by generation."""
         waiting = (record.manifest.generations for record in self._waiting.values())
         return frozenset().union(*(session._machine.kept for session in self._open), *waiting)
@@ -118,7 +118,8 @@ class Sessions:
     def earlier(self) -> tuple[PlanKey, ...]:
         """The plans among `kept` that another process made."""
         return tuple(
-            self._context.plans.key(generation) for generation in sorted(self.kept & self._context.plans.earlier.keys())
+            self._context.plans.key(generation)
+            for generation in sorted(self.kept_plans & self._context.plans.earlier.keys())
         )
 
     def working(self, node: str, runs: Iterable[Working]) -> list[Working]:

@@ -207,7 +207,7 @@ class LinkTable:
         if not way.reached:
             return False
         measured = _link_of(way)
-        if _alike(measured, self._links.get(pair, assumed)):
+        if _similar(measured, self._links.get(pair, assumed)):
             return False
         self._links[pair] = measured
         return True
@@ -262,6 +262,6 @@ def _rounded(value: float) -> float:
     return float(2 ** (round(2 * math.log2(value)) / 2))
 
 
-def _alike(one: Link, other: Link) -> bool:
+def _similar(one: Link, other: Link) -> bool:
     ratios = (one.latency_s / other.latency_s, one.bytes_per_s / other.bytes_per_s)
     return one.relayed == other.relayed and all(1 / SIMILAR_MAX <= ratio <= SIMILAR_MAX for ratio in ratios)

@@ -157,11 +157,11 @@ class Embedded:
             program = self._programs[work] = Program(work.graph, bindings, strategy, work.copies, forced)
             for address, array in work.graph.blobs.items():
                 self.coordinator.hold(address, array)
-                finalize(program, self._soon, self.coordinator.release, address)
+                finalize(program, self._call_on_loop, self.coordinator.release, address)
         return program
 
     def _let_go(self, handle_id: int, address: bytes) -> None:
-        self._soon(self._release, handle_id, address)
+        self._call_on_loop(self._release, handle_id, address)
 
     def _release(self, handle_id: int, address: bytes) -> None:
         held = self._held.get(handle_id)
@@ -169,7 +169,7 @@ class Embedded:
             del self._held[handle_id]
         self.coordinator.release(address)
 
-    def _soon(self, work: Callable[..., None], *args: Any) -> None:
+    def _call_on_loop(self, work: Callable[..., None], *args: Any) -> None:
         """Call `work` on the loop: finalizers run on any thread, and the loop owns the state that they change."""
         with contextlib.suppress(RuntimeError):  # the loop is closed, and everything with it
             self._loop.call_soon_threadsafe(work, *args)

@@ -506,7 +506,7 @@ class Mesh:
         while waiting:
             if not any(arrived.done() for arrived in waiting):
                 self._loop.check_may_wait()
-                self._loop.soon(self._attend_any, [jobs[place]._waiter for place in waiting.values()])
+                self._loop.call_soon(self._attend_any, [jobs[place]._waiter for place in waiting.values()])
                 concurrent.futures.wait(waiting, return_when=concurrent.futures.FIRST_COMPLETED)
             for arrived in [future for future in waiting if future.done()]:
                 yield waiting.pop(arrived)
@@ -814,7 +814,7 @@ class Mesh:
             return taken.result()
         try:
             self._loop.check_may_wait()
-            self._loop.soon(self._attend_room, taken)
+            self._loop.call_soon(self._attend_room, taken)
             return taken.result()
         except BaseException:
             room.leave(taken, size_bytes)
@@ -1177,13 +1177,13 @@ class _Waiter:
         self.arrived: concurrent.futures.Future[Any] = concurrent.futures.Future()
         self._mesh = mesh
         self._started: Started | None = None
-        mesh._loop.soon(self._start, start)
+        mesh._loop.call_soon(self._start, start)
 
     def value(self, timeout_s: float | None) -> Any:
         if not self.arrived.done():
             self._mesh._loop.check_may_wait()
             if self._mesh._async._backend.simulates:
-                self._mesh._loop.soon(self._attend)
+                self._mesh._loop.call_soon(self._attend)
         try:
             return self.arrived.result(timeout_s)
         except concurrent.futures.CancelledError:
@@ -1215,7 +1215,7 @@ class _Waiter:
 
     def cancel(self) -> None:
         with contextlib.suppress(ConfigError):  # the mesh is closed, and its calls with it
-            self._mesh._loop.soon(lambda: self._started.cancel() if self._started else None)
+            self._mesh._loop.call_soon(lambda: self._started.cancel() if self._started else None)
 
     def report(self) -> Report:
         return Report.of(self._started.report() if self._started else {})

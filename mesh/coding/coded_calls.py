@@ -96,7 +96,7 @@ class Coding:
         self._tolerance = tolerance
         self._numbers = itertools.count()
         self._layers: WeakValueDictionary[int, CodedLinear] = WeakValueDictionary()
-        there = list(dict.fromkeys(self._known(workers) if workers else self.healthy()))
+        there = list(dict.fromkeys(self._check_workers(workers) if workers else self.healthy()))
         if len(there) < n:
             raise PlacementError(f"{n} shares need {n} workers, there are {len(there)}", next_step="Start more workers")
         self.workers = there[:n]  # of each share
@@ -130,7 +130,7 @@ class Coding:
             self._place(layer, range(self.code.n))
         return result
 
-    def _known(self, workers: Sequence[str]) -> Sequence[str]:
+    def _check_workers(self, workers: Sequence[str]) -> Sequence[str]:
         names = [node.name for node in self.mesh.nodes]
         for name in items(workers, "of names of workers"):
             if name not in names:

@@ -34,7 +34,7 @@ class LoopThread:
     def stopped(self) -> bool:
         return self._stopped
 
-    def soon(self, call: Callable[..., object], *args: Any) -> None:
+    def call_soon(self, call: Callable[..., object], *args: Any) -> None:
         """Make a call on the loop; ConfigError if it was stopped."""
         with self._lock:
             self.check_running()

@@ -35,7 +35,7 @@ def conj(x: Operand) -> Array:
     (array,) = operands(x)
     if array.type.dtype.kind != "c":
         return renamed(array)
-    return _made(apply("real", array), apply("neg", apply("imag", array)))
+    return _complex(apply("real", array), apply("neg", apply("imag", array)))
 
 
 @checked
@@ -73,10 +73,10 @@ def sign(z: Array) -> Array:
     """z / |z|, 0 at 0."""
     large = isinf(z)
     ends = [elementwise.where(elementwise.isinf(x), elementwise.copysign(1, x), x * 0) for x in _parts(z)]
-    near = elementwise.where(large, _made(*ends), z)
+    near = elementwise.where(large, _complex(*ends), z)
     size = elementwise.abs(near)
     whole = elementwise.where(elementwise.equal(size, 0), 1, size)
-    return _made(*(elementwise.divide(part, whole) for part in _parts(near)))
+    return _complex(*(elementwise.divide(part, whole) for part in _parts(near)))
 
 
 def squared_size(z: Array) -> Array:
@@ -106,7 +106,7 @@ def expm1(z: Array) -> Array:
     )
     y_near = elementwise.multiply(elementwise.exp(near), elementwise.sin(y))
     x_far, y_far = _parts(elementwise.exp(z))
-    return _made(elementwise.where(small, x_near, x_far - 1), elementwise.where(small, y_near, y_far))
+    return _complex(elementwise.where(small, x_near, x_far - 1), elementwise.where(small, y_near, y_far))
 
 
 def log1p(z: Array) -> Array:
@@ -114,8 +114,8 @@ def log1p(z: Array) -> Array:
     small = elementwise.less(elementwise.maximum(elementwise.abs(x), elementwise.abs(y)), 0.5)
     a, b = elementwise.where(small, x, 0), elementwise.where(small, y, 0)
     near = elementwise.multiply(elementwise.log1p(a * (a + 2) + b * b), 0.5)
-    x_far, y_far = _parts(elementwise.log(_made(x + 1, y)))
-    return _made(elementwise.where(small, near, x_far), y_far)
+    x_far, y_far = _parts(elementwise.log(_complex(x + 1, y)))
+    return _complex(elementwise.where(small, near, x_far), y_far)
 
 
 def log2(z: Array) -> Array:
@@ -134,14 +134,14 @@ def cosh(z: Array) -> Array:
     x, y = _parts(z)
     real_part, imag_part = _parts(elementwise.cos(_times_i(z)))
     known = elementwise.logical_and(elementwise.isnan(x), elementwise.equal(y, 0))
-    return _made(real_part, elementwise.where(known, y, imag_part))
+    return _complex(real_part, elementwise.where(known, y, imag_part))
 
 
 def acos(z: Array) -> Array:
     x, y = _parts(z)
     large, near = _beyond(z, _SQUARED)
     a, b, c, d = _roots_beside_one(near)
-    far = elementwise.log(_made(x, elementwise.unsigned(y)))
+    far = elementwise.log(_complex(x, elementwise.unsigned(y)))
     return _either(
         large,
         (imag(far), -_doubled(far, y)),
@@ -153,7 +153,7 @@ def asin(z: Array) -> Array:
     x, y = _parts(z)
     large, near = _beyond(z, _SQUARED)
     a, b, c, d = _roots_beside_one(near)
-    far = elementwise.log(_made(elementwise.unsigned(y), x))
+    far = elementwise.log(_complex(elementwise.unsigned(y), x))
     turn = elementwise.atan2(real(near), a * c - b * d)
     return _either(large, (imag(far), _doubled(far, y)), (_if_lost(z, x, turn), elementwise.asinh(a * d - b * c)))
 
@@ -161,8 +161,8 @@ def asin(z: Array) -> Array:
 def acosh(z: Array) -> Array:
     large, near = _beyond(z, _SQUARED)
     x, y = _parts(near)
-    a, b = _parts(elementwise.sqrt(_made(x - 1, y)))
-    c, d = _parts(elementwise.sqrt(_made(x + 1, y)))
+    a, b = _parts(elementwise.sqrt(_complex(x - 1, y)))
+    c, d = _parts(elementwise.sqrt(_complex(x + 1, y)))
     far = elementwise.log(z)
     return _either(
         large,
@@ -203,23 +203,23 @@ def _parts(z: Array) -> tuple[Array, Array]:
     return apply("real", z), apply("imag", z)
 
 
-def _made(x: Array, y: Array) -> Array:
+def _complex(x: Array, y: Array) -> Array:
     return apply("complex", *operands(x, y))
 
 
 def _scaled(z: Array, factor: float) -> Array:
     """z by a real number, part by part: infinities times the 0 that a complex factor has would be NaN."""
-    return _made(*(elementwise.multiply(part, factor) for part in _parts(z)))
+    return _complex(*(elementwise.multiply(part, factor) for part in _parts(z)))
 
 
 def _times_i(z: Array) -> Array:
     x, y = _parts(z)
-    return _made(apply("neg", y), x)
+    return _complex(apply("neg", y), x)
 
 
 def _over_i(z: Array) -> Array:
     x, y = _parts(z)
-    return _made(y, apply("neg", x))
+    return _complex(y, apply("neg", x))
 
 
 def _beyond(z: Array, bound: float) -> tuple[Array, Array]:
@@ -230,7 +230,7 @@ def _beyond(z: Array, bound: float) -> tuple[Array, Array]:
 
 
 def _either(condition: Array, far: tuple[Array, Array], near: tuple[Array, Array]) -> Array:
-    return _made(*(elementwise.where(condition, one, other) for one, other in zip(far, near, strict=True)))
+    return _complex(*(elementwise.where(condition, one, other) for one, other in zip(far, near, strict=True)))
 
 
 def _doubled(logarithm: Array, sign: Array) -> Array:
@@ -247,4 +247,4 @@ def _if_lost(z: Array, known: Array | float, value: Array) -> Array:
 def _roots_beside_one(z: Array) -> tuple[Array, Array, Array, Array]:
     """The parts of sqrt(1 - z) and of sqrt(1 + z)."""
     x, y = _parts(z)
-    return (*_parts(elementwise.sqrt(_made(1 - x, apply("neg", y)))), *_parts(elementwise.sqrt(_made(1 + x, y))))
+    return (*_parts(elementwise.sqrt(_complex(1 - x, apply("neg", y)))), *_parts(elementwise.sqrt(_complex(1 + x, y))))

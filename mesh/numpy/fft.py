@@ -118,13 +118,13 @@ def irfftn(x: Operand, s: Sizes = None, axes: Axes = None, norm: str | None = "b
 @checked
 def hfft(x: Operand, n: int | None = None, axis: int = -1, norm: str | None = "backward") -> Array:
     """The n real numbers that are the transform of the signal whose first half x is, the other being its mirror."""
-    return irfft(complexes.conj(_complex(x)), n, axis, _OTHER[_known(norm)])
+    return irfft(complexes.conj(_complex(x)), n, axis, _OTHER[_check_norm(norm)])
 
 
 @checked
 def ihfft(x: Operand, n: int | None = None, axis: int = -1, norm: str | None = "backward") -> Array:
     """The first half of what `hfft` gives real x of."""
-    return complexes.conj(rfft(x, n, axis, _OTHER[_known(norm)]))
+    return complexes.conj(rfft(x, n, axis, _OTHER[_check_norm(norm)]))
 
 
 @checked
@@ -182,7 +182,7 @@ def ifftshift(x: Operand, axes: int | Axes = None) -> Array:
 _OTHER = {"backward": "forward", "forward": "backward", "ortho": "ortho"}
 
 
-def _known(norm: str | None) -> str:
+def _check_norm(norm: str | None) -> str:
     if norm is None:
         return "backward"
     if norm not in _OTHER:
@@ -208,7 +208,7 @@ def _along(x: Array, n: int | None, axis: int, norm: str | None, inverse: bool) 
     count = _count(x.shape[place] if n is None else n)
     spectrum = apply("fft", _sized(x, count, place), axis=place, inverse=int(inverse))
     wanted = {"backward": count if inverse else 1, "forward": 1 if inverse else count, "ortho": math.sqrt(count)}
-    scale = (count if inverse else 1) / wanted[_known(norm)]  # the inverse has been divided
+    scale = (count if inverse else 1) / wanted[_check_norm(norm)]  # the inverse has been divided
     return spectrum if scale == 1 else elementwise.multiply(spectrum, scale)
 
 

@@ -128,7 +128,7 @@ def median(x: Operand, axis: Axis = None, *, keepdims: bool = False) -> Array:
 @checked
 def percentile(x: Operand, q: Any, axis: Axis = None, *, method: str = "linear", keepdims: bool = False) -> Array:
     """`quantile` with q from 0 to 100."""
-    return quantile(x, _known(q) / 100, axis, method=method, keepdims=keepdims)
+    return quantile(x, _quantile_values(q) / 100, axis, method=method, keepdims=keepdims)
 
 
 @checked
@@ -142,7 +142,7 @@ def quantile(x: Operand, q: Any, axis: Axis = None, *, method: str = "linear", k
     (array,) = floats(x)
     if method not in METHODS:
         raise InputError(f"method {method!r} is not known", next_step=f"Known: {', '.join(METHODS)}")
-    shares = _known(q)
+    shares = _quantile_values(q)
     if not ((shares >= 0) & (shares <= 1)).all():
         raise InputError(f"quantiles lie in [0, 1], got {q}")
     axes = normal_axes(axis, array.ndim)
@@ -199,7 +199,7 @@ def _order(array: Array, place: int, descending: bool) -> Array:
     return elementwise.subtract(last, apply("reverse", turned, axes=(place,)))
 
 
-def _known(q: Any) -> np.ndarray[Any, Any]:
+def _quantile_values(q: Any) -> np.ndarray[Any, Any]:
     try:
         return np.asarray(concrete(q, "a quantile") if isinstance(q, Array) else q, np.float64)
     except (TypeError, ValueError):

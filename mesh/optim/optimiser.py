@@ -67,14 +67,16 @@ def named_by_call(fn: Callable[P, Optimiser]) -> Callable[P, Optimiser]:
     @wraps(fn)
     def call(*args: P.args, **keywords: P.kwargs) -> Optimiser:
         optimiser = fn(*args, **keywords)
-        arguments = ", ".join([*map(_shown, args), *(f"{name}={_shown(value)}" for name, value in keywords.items())])
+        arguments = ", ".join(
+            [*map(_value_text, args), *(f"{name}={_value_text(value)}" for name, value in keywords.items())]
+        )
         optimiser.made_by = shorten(f"{fn.__name__}({arguments})", SHOWN_MAX, placeholder=" ...")
         return optimiser
 
     return call
 
 
-def _shown(value: Any) -> str:
+def _value_text(value: Any) -> str:
     if isinstance(value, Optimiser):
         return value.made_by or repr(value)
     if isinstance(value, bool | int | float):

@@ -45,7 +45,7 @@ def warn_of_constants(fn: Callable[..., Any], graph: WireGraph) -> None:
     names: dict[bytes, str] = {}
     for name, value in referred(fn):
         held = value.value if isinstance(value, Array) else value
-        if isinstance(held, np.ndarray) and any(_alike(held, blob) for blob in graph.blobs.values()):
+        if isinstance(held, np.ndarray) and any(_equal_arrays(held, blob) for blob in graph.blobs.values()):
             names.setdefault(hash_array(held), name)
     constants = [
         f"{names.get(address, 'an array')}: {blob.dtype}{list(blob.shape)}, {blob.nbytes / 2**20:.1f} MiB"
@@ -58,7 +58,7 @@ def warn_of_constants(fn: Callable[..., Any], graph: WireGraph) -> None:
     )
 
 
-def _alike(array: np.ndarray[Any, Any], blob: np.ndarray[Any, Any]) -> bool:
+def _equal_arrays(array: np.ndarray[Any, Any], blob: np.ndarray[Any, Any]) -> bool:
     return (array.shape, array.dtype) == (blob.shape, blob.dtype)
 
 

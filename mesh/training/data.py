@@ -86,7 +86,7 @@ class Shares:
         return self.room * len(self.rows)
 
     @property
-    def alike(self) -> bool:
+    def even(self) -> bool:
         """Whether every rank has as many."""
         return len({*self.rows}) == 1
 

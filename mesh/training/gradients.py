@@ -116,7 +116,7 @@ def step_key(recipe: Recipe, step: Any, number: Any) -> Any:
 def _weighted(recipe: Recipe, params: Any, batch: Any, weights: Array, key: Any, rows_apart: bool) -> Array:
     keyed = {} if key is None else {"key": key}
 
-    def called(own: Any) -> Array:
+    def loss_of(own: Any) -> Array:
         arguments = own if type(own) is tuple else (own,)
         try:
             check_call(recipe.loss, (params, *arguments), keyed)
@@ -131,7 +131,7 @@ def _weighted(recipe: Recipe, params: Any, batch: Any, weights: Array, key: Any,
             raise InputError(f"a loss is one array, and this function gives a {type(value).__name__}")
         return asarray(value)
 
-    loss = called(batch)
+    loss = loss_of(batch)
     if loss.type.dtype.kind != "f":
         raise InputError(f"a loss is a float, got {loss.type}")
     if loss.shape == weights.shape:
@@ -139,15 +139,15 @@ def _weighted(recipe: Recipe, params: Any, batch: Any, weights: Array, key: Any,
     if loss.shape != ():
         raise ShapeError(f"a loss is one number per row, {weights.shape}, or the mean over rows, got {loss.type}")
 
-    def apart() -> Array:
-        rows = vmap(lambda own: called(tree.map(lambda leaf: leaf[None], own)))(batch)
+    def by_rows() -> Array:
+        rows = vmap(lambda own: loss_of(tree.map(lambda leaf: leaf[None], own)))(batch)
         return _total(rows, weights)
 
     if not rows_apart:
         return mnp.astype(loss, "float32") * mnp.sum(weights)
     if recipe.staged:  # a branch is computed by one stage as a whole
-        return apart()
-    mean: Array = cond(mnp.all(weights > 0), lambda: mnp.astype(called(batch), "float32") * mnp.sum(weights), apart)
+        return by_rows()
+    mean: Array = cond(mnp.all(weights > 0), lambda: mnp.astype(loss_of(batch), "float32") * mnp.sum(weights), by_rows)
     return mean
 
 

@@ -205,7 +205,7 @@ def form_group(
     def traced(portions: Portions, strategy: str) -> Stepping:
         ranks, shares = ranks_of(portions), feed.shares(portions)
         rows_apart = feed.data.uneven or shares.pads(feed.data.batch_size)
-        step = training_step(feed.recipe, ranks, choice.whole, rows_apart, None if shares.alike else shares)
+        step = training_step(feed.recipe, ranks, choice.whole, rows_apart, None if shares.even else shares)
         return Stepping(step, for_ranks(feed.recipe, state, ranks), feed.arguments(portions, rows), strategy)
 
     if mesh is None:

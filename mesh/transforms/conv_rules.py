@@ -33,7 +33,7 @@ def of_x(g: Array, z: Array, x: Array, w: Array, **attrs: Any) -> Array:
     for axis, reach in enumerate(conv.rhs_dilation):
         before = (w.shape[2 + axis] - 1) * reach - conv.low[axis]
         full = (x.shape[2 + axis] - 1) * conv.lhs_dilation[axis] + (w.shape[2 + axis] - 1) * reach + 1
-        pairs.append((before, full - before - _apart(g.shape[2 + axis], conv.stride[axis])))
+        pairs.append((before, full - before - _span(g.shape[2 + axis], conv.stride[axis])))
     kernels = transposed_kernels(w, conv.groups)
     return correlation(g, kernels, conv.lhs_dilation, pairs, conv.stride, conv.rhs_dilation, conv.groups)
 
@@ -45,8 +45,8 @@ def of_w(g: Array, z: Array, x: Array, w: Array, **attrs: Any) -> Array:
     conv = _Attrs(**attrs)
     pairs = []
     for axis, (first, spread) in enumerate(zip(conv.low, conv.lhs_dilation, strict=True)):
-        full = (w.shape[2 + axis] - 1) * conv.rhs_dilation[axis] + _apart(g.shape[2 + axis], conv.stride[axis])
-        pairs.append((first, full - first - _apart(x.shape[2 + axis], spread)))
+        full = (w.shape[2 + axis] - 1) * conv.rhs_dilation[axis] + _span(g.shape[2 + axis], conv.stride[axis])
+        pairs.append((first, full - first - _span(x.shape[2 + axis], spread)))
     samples, channels, *dims = x.shape
     groups = conv.groups
     shares = mnp.swapaxes(x.reshape(samples, groups, channels // groups, *dims), 0, 2)
@@ -90,6 +90,6 @@ def batched(size: int, inputs: Sequence[Array], flags: Sequence[bool], groups: i
     return mnp.moveaxis(z.reshape(samples, size, makers, *z.shape[2:]), 1, 0)
 
 
-def _apart(dim: int, by: int) -> int:
+def _span(dim: int, by: int) -> int:
     """The length of `dim` elements that lie `by` apart."""
     return max((dim - 1) * by + 1, 0)

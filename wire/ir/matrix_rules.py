@@ -49,7 +49,7 @@ def solved(attrs: Attrs, types: Types) -> tuple[int, ...]:
 def lu_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
     """The shape of each result for x (..., m, n): that of x, (..., min(m, n)) and (..., m)."""
     ahead, m, n = _matrix(types[0])
-    return _made("lu", attrs, ((*ahead, m, n), (*ahead, min(m, n)), (*ahead, m)))
+    return _output_shape("lu", attrs, ((*ahead, m, n), (*ahead, min(m, n)), (*ahead, m)))
 
 
 def qr_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
@@ -57,13 +57,13 @@ def qr_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
     n) if it is 0."""
     ahead, m, n = _matrix(types[0])
     k = m if _is_full(attrs) else min(m, n)
-    return _made("qr", attrs, ((*ahead, m, k), (*ahead, k, n)))
+    return _output_shape("qr", attrs, ((*ahead, m, k), (*ahead, k, n)))
 
 
 def eigh_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
     """The shape of each result for x (..., n, n): (..., n) and that of x."""
     shape = _square(types[0])
-    return _made("eigh", attrs, (shape[:-1], shape))
+    return _output_shape("eigh", attrs, (shape[:-1], shape))
 
 
 def svd_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
@@ -72,7 +72,7 @@ def svd_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
     ahead, m, n = _matrix(types[0])
     few = min(m, n)
     left, right = (m, n) if _is_full(attrs) else (few, few)
-    return _made("svd", attrs, ((*ahead, m, left), (*ahead, few), (*ahead, right, n)))
+    return _output_shape("svd", attrs, ((*ahead, m, left), (*ahead, few), (*ahead, right, n)))
 
 
 def _matrix(kind: TensorType) -> tuple[tuple[int, ...], int, int]:
@@ -93,7 +93,7 @@ def _is_full(attrs: Attrs) -> bool:
     return bool(attrs["full"])
 
 
-def _made(op: str, attrs: Attrs, shapes: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
+def _output_shape(op: str, attrs: Attrs, shapes: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
     if not 0 <= attrs["output"] < MATRICES[op]:
         raise AttrError(f"output {attrs['output']} of {MATRICES[op]}")
     return shapes[attrs["output"]]

@@ -42,10 +42,10 @@ class Outcome(Generic[T]):
             self._then = callback
 
     def set_result(self, value: T) -> None:
-        self._known(value, None)
+        self._settle(value, None)
 
     def set_exception(self, error: MeshError) -> None:
-        self._known(None, error)
+        self._settle(None, error)
 
     def cancel(self) -> None:
         """Nobody waits any more."""
@@ -54,7 +54,7 @@ class Outcome(Generic[T]):
             if self._cancelled is not None:
                 self._cancelled()
 
-    def _known(self, value: T | None, error: MeshError | None) -> None:
+    def _settle(self, value: T | None, error: MeshError | None) -> None:
         assert not self._over, "it is known already"
         self._over, self._value, self._error = True, value, error
         if self._then is not None:

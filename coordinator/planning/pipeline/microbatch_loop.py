@@ -216,12 +216,12 @@ class Line:
         anchors = {}
         for carry, output in enumerate(self.body.outputs):
             weight = leaves.get((CARRY, carry) if self.marked else (CONST, self._beside.get(carry, -1)))
-            ends = self._alike(output, self.marked) if self.marked else {output}
+            ends = self._sources_of_its_shape(output, self.marked) if self.marked else {output}
             if weight is not None and weight in last and len(ends) == 1:
                 anchors[ends.pop()] = last[weight]
         return anchors
 
-    def _alike(self, index: int, ends: Collection[int]) -> set[int]:
+    def _sources_of_its_shape(self, index: int, ends: Collection[int]) -> set[int]:
         """The nodes among `ends` that a node is made of by way of tensors of its shape."""
         body, alike, seen, stack = self.body, set[int](), set[int](), [index]
         while stack:

@@ -105,7 +105,7 @@ class _Search:
                     yield chosen
 
     def _permutations(self, count: int) -> Iterator[tuple[int, ...]]:
-        alike = self._alike()
+        alike = self._first_equal_teams()
 
         def extended(chosen: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
             if len(chosen) == count:
@@ -119,7 +119,7 @@ class _Search:
 
         yield from extended(())
 
-    def _alike(self) -> Mapping[int, int]:
+    def _first_equal_teams(self) -> Mapping[int, int]:
         """The first team that one differs from in nothing."""
         first_alike: dict[int, int] = {}
         for team in range(len(self.teams)):

@@ -60,13 +60,13 @@ class RankWork:
         made = builder.graph(body, bindings)
         used = [graph.nodes[index].attrs["output"] for index in group]
         alike = builder.build([made[output] for output in used])
-        self.graphs, self.operands = _apart(alike, self.axes, self.sizes, given, uncut)
+        self.graphs, self.operands = _rank_graphs(alike, self.axes, self.sizes, given, uncut)
         outs = [attrs["out_specs"][output] for output in used]
         self.results = [Blocks.of(graph.types[at].shape, out, attrs) for at, out in zip(group, outs, strict=True)]
         over = varying(body, [frozenset(axis for dim in spec_of(text) for axis in dim) for text in attrs["in_specs"]])
-        self.alike = [self._alike(over[output], out) for output, out in zip(used, outs, strict=True)]
+        self.alike = [self._first_equal_ranks(over[output], out) for output, out in zip(used, outs, strict=True)]
 
-    def _alike(self, over: Over, out: str) -> tuple[int, ...]:
+    def _first_equal_ranks(self, over: Over, out: str) -> tuple[int, ...]:
         """The first rank, for every rank, that differs from it only along axes that change nothing."""
         telling = over.union(*spec_of(out))
         first: dict[tuple[int, ...], int] = {}
@@ -93,7 +93,7 @@ def _held_bytes(graph: WireGraph) -> int:
     return sum(memory_by_site([alone]).values())
 
 
-def _apart(
+def _rank_graphs(
     graph: WireGraph, axes: Axes, sizes: Sizes, given: list[list[WantedValue]], uncut: Collection[str]
 ) -> tuple[tuple[WireGraph, ...], list[list[WantedValue]]]:
     """The graph of every rank, and what of the operands that it could be `given` it is."""

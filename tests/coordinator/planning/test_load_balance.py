@@ -42,7 +42,7 @@ def stepping(portions: Portions) -> Stepping:
     recipe, ranks = Recipe(loss, optim.sgd(0.1)), ranks_of(portions)
     shares = Shares.of(recipe, portions, ROWS)
     given = None, *padded(Rows((np.ones((ROWS, WIDTH), np.float32),), ROWS, Cursor()), shares)
-    step = training_step(recipe, ranks, False, False, None if shares.alike else shares)
+    step = training_step(recipe, ranks, False, False, None if shares.even else shares)
     state = first_state(recipe, initial_state(recipe, PARAMS)["params"], ranks)
     return Stepping(step, state, given, "ranks" if ranks > 1 else "single")
 

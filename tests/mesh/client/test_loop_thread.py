@@ -26,7 +26,7 @@ def test_it_runs_coroutines_until_it_is_stopped() -> None:
     with pytest.raises(ConfigError, match="closed"):
         loop.wait(answer())
     with pytest.raises(ConfigError, match="closed"):
-        loop.soon(print)
+        loop.call_soon(print)
 
 
 def test_what_still_waits_when_it_stops_cleans_up_and_ends() -> None:
@@ -66,7 +66,7 @@ def test_a_call_that_exits_its_thread_leaves_nobody_waiting() -> None:
 
     def leave() -> None:
         assert began.wait(30)
-        loop.soon(sys.exit, 1)
+        loop.call_soon(sys.exit, 1)
 
     leaving = threading.Thread(target=leave)
     leaving.start()
@@ -108,7 +108,7 @@ def test_its_own_thread_cannot_wait_for_it() -> None:
         except ConfigError as error:
             said.append(str(error))
 
-    loop.soon(ask)
+    loop.call_soon(ask)
     assert loop.wait(answer()) == 42
     assert said == ["a watcher cannot wait for its own mesh. Ask in another thread"]
     loop.stop()

@@ -48,7 +48,7 @@ def trained(portions: Portions, own: Any = loss, **wishes: Any) -> tuple[list[fl
     def given(rows: Rows) -> Any:
         return None, *padded(rows, shares)
 
-    step = training_step(recipe, ranks, False, True, None if shares.alike else shares)
+    step = training_step(recipe, ranks, False, True, None if shares.even else shares)
     state = first_state(recipe, initial_state(recipe, first_weights()["layers"])["params"], ranks)
     made = LocalGroup(Stepping(step, state, given(next(data.epoch(Cursor()))), "single"), given)
     losses = [made.step(rows).result() for epoch in range(2) for rows in data.epoch(Cursor(epoch))]

@@ -88,7 +88,7 @@ def step(portions: Any) -> tuple[WireGraph, ...]:
     params = [np.ones((WIDTH, WIDTH), np.float32)] * LAYERS
     rows = np.zeros((ROWS, WIDTH), np.float32)
     batch = next(ArrayData((rows, rows), ROWS, True, 0, False).epoch(Cursor()))
-    made = training_step(recipe, 2, False, True, None if shares.alike else shares)
+    made = training_step(recipe, 2, False, True, None if shares.even else shares)
     graph = simplify(trace(made, first_state(recipe, params, 2), None, *padded(batch, shares)))
     (group,) = [group for first, group in graph.siblings.items() if graph.nodes[first].op == "spmd"]
     return RankWork(graph, group).graphs
