@@ -149,8 +149,8 @@ class HealthConfig:
 class Watch:
     """The record of one node, on the detector's clock.
 
-    A healthy node that is heard again changes its times only, and most of what a detector hears are such beats of a
-    crowd: those are written where they are, as is the delay of the detector itself.  Everything else makes a new
+    A healthy node that is heard again changes its times only, and most of what a detector hears are such beats: those
+    are written where they are, as is the delay of the detector itself.  Everything else makes a new
     record.
     """
 
@@ -202,8 +202,8 @@ Decision = Transition | AskPeer | ProbeSelf
 class FailureDetector:
     """The failure detector decides the health of any number of nodes by when they were last heard.
 
-    Of a crowd nearly all are healthy, so whatever concerns suspects looks at these only.  Healthy nodes are looked at
-    together: beats move their deadlines further away only, so none is due before the first that was known.
+    Of many nodes nearly all are healthy, so whatever concerns suspects looks at these only.  Healthy nodes are looked
+    at together: beats move their deadlines further away only, so none is due before the first that was known.
     """
 
     def __init__(self, config: HealthConfig) -> None:
@@ -384,7 +384,7 @@ class FailureDetector:
         ]
         return decisions + self._withdraw(fresh.node, now) if health is Health.DEAD else decisions
 
-    # -- second opinions
+    # -- probes by other workers
 
     def _peers(self, node: str) -> list[str]:
         """The peers to ask: healthy ones, the most recently heard first."""
@@ -414,7 +414,7 @@ class FailureDetector:
         """Expect no answers of a dead peer, nor of those that are dead because it was the last to be asked."""
         self._withdrawn.append(peer)
         if len(self._withdrawn) > 1:
-            return []  # of a crowd that dies together each is the next one's peer: they are taken in turn
+            return []  # of many that die together each is the next one's peer: they are handled in turn
         decisions: list[Decision] = []
         while self._withdrawn:
             for node in list(self._asked.pop(self._withdrawn[0], ())):

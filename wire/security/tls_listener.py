@@ -28,7 +28,7 @@ TLS_HANDSHAKE = b"\x16"  # the first byte of every TLS connection
 HELLO_BYTES_MAX = 4096  # of the first record, which is 300 to 2,000
 HEADER_BYTES = 5  # of a record: its kind, version (2) and length (2)
 LOOK_S = 0.01  # from one look for the rest of a record to the next
-CROWD_LINE_EVERY_S = 10.0  # from one word about callers that find no room to the next
+TOO_MANY_LINE_EVERY_S = 10.0  # from one word about callers that find no room to the next
 TURN_S = 0.005  # from one begin of TLS to the next: a flood takes a part of the loop's time, and no more memory
 PAUSE_S = 0.1  # after a failed accept: no file descriptor is free, most of the time
 
@@ -103,7 +103,7 @@ class Listener:
         self._gate = gate
         self._turn = asyncio.Lock()
         self._begun_s = 0.0
-        self._crowded_s = float("-inf")
+        self._reported_too_many_s = float("-inf")
         self._numbers = itertools.count()
         self._listening: list[socket.socket] = []
         self._tasks = Tasks()
@@ -155,21 +155,22 @@ class Listener:
             asyncio.get_running_loop().call_soon(self._strangers[arrival.evicted].cancel)
         if not arrival.heard:
             connection.close()
-            self._tell_crowd(host)
+            self._report_too_many(host)
             return
         connection.setblocking(False)
         caller = Caller(host, number, self._gate)
         hearing = self._tasks.run("hearing a caller", self._hear(caller, connection), lambda _: connection.close())
         self._strangers[number] = hearing
 
-    def _tell_crowd(self, host: str) -> None:
-        """Now and then: each is tried again by whoever means it."""
+    def _report_too_many(self, host: str) -> None:
+        """Report that there are too many callers, at most once per interval: a caller that is in earnest tries
+        again."""
         now_s = asyncio.get_running_loop().time()
-        if now_s - self._crowded_s >= CROWD_LINE_EVERY_S:
-            self._crowded_s = now_s
-            self._tasks.run("telling of a crowd", self._report_crowd(host), unheard)
+        if now_s - self._reported_too_many_s >= TOO_MANY_LINE_EVERY_S:
+            self._reported_too_many_s = now_s
+            self._tasks.run("reporting too many callers", self._log_too_many(host), unheard)
 
-    async def _report_crowd(self, host: str) -> None:
+    async def _log_too_many(self, host: str) -> None:
         await self._turned_away(host, "too many callers at once")
 
     async def _hear(self, caller: Caller, connection: socket.socket) -> None:

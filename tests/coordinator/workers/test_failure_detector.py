@@ -178,7 +178,7 @@ def test_dead_is_final_until_the_node_joins_again() -> None:
     assert (back.health, back.was) == (Health.HEALTHY, Health.DEAD)
 
 
-# -- second opinions
+# -- probes by other workers
 
 
 def test_a_suspicion_asks_the_peers_heard_most_recently() -> None:

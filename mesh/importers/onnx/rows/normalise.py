@@ -62,7 +62,7 @@ def _instance(call: Call, x: Array, scale: Array, shift: Array) -> Array:
 
 
 def _stashed(x: Array, stash: DType) -> Array:
-    """x in the dtype that statistics are taken in: doubles stay doubles, as onnxruntime has it."""
+    """x in the dtype of its statistics: doubles stay doubles, as onnxruntime has it."""
     return x if x.type.dtype is F64 else cast(x, stash)
 
 
