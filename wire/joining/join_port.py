@@ -60,7 +60,7 @@ READ_BYTES = 4096
 AGAIN_S = 0.05  # between calls at a port that hangs up
 NOT_ASKED = "it heard who we are and did not ask: its token is of another mesh, or it has none"
 TELL_S = 2.0  # until a line in the log says why a caller waits
-CROWDED = "It may have too many callers; try again later, and look at the coordinator's log"
+TOO_MANY_CALLERS = "It may have too many callers; try again later, and look at the coordinator's log"
 JOIN_AGAIN = {WORKER: "mesh-worker join here"} | dict.fromkeys(ASKING, "mesh-coord join here")
 
 
@@ -283,11 +283,11 @@ async def _left_behind(where: str, host: str, port: int, member: Credentials, ti
 
 
 class _HungUp(Exception):
-    """The other side ended a call early, and may be in better spirits soon; `error` is what it means if not."""
+    """The other side ended a call early, and may be in better spirits soon; `failure` is the error if not."""
 
-    def __init__(self, error: MeshError) -> None:
-        super().__init__(str(error))
-        self.error = error
+    def __init__(self, failure: MeshError) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
 
 
 async def _insist(where: str, call: Callable[[], Awaitable[T]], timeouts: Timeouts) -> T:
@@ -302,8 +302,8 @@ async def _insist(where: str, call: Callable[[], Awaitable[T]], timeouts: Timeou
             raise ConnectFailed(f"{where} did not answer within {call_s:g} s") from None
         except _HungUp as error:
             if loop.time() > until_s:
-                error.error.next_step = error.error.next_step or CROWDED
-                raise error.error from None
+                error.failure.next_step = error.failure.next_step or TOO_MANY_CALLERS
+                raise error.failure from None
             if not logged and loop.time() - began_s > TELL_S:
                 logged = True
                 log.warning("%s hangs up, as with many callers; asking again for %.0f s", where, insist_s - TELL_S)
