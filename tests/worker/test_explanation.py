@@ -82,7 +82,7 @@ def span(began_s: float, ended_s: float, joins: bool = False) -> Span:
 
 
 @pytest.mark.parametrize(
-    ("told", "seconds", "runs"),
+    ("spans_given", "seconds", "runs"),
     [
         ([span(1.0, 1.5)], 0.5, 1),
         ([span(1.0, 1.5), span(2.0, 2.25)], 0.75, 2),
