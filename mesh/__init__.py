@@ -22,6 +22,6 @@ def __getattr__(name: str) -> object:
     """A name of the stub, imported now; AttributeError that says what to write in place of one that is not there."""
     if name in __all__:
         return _named(name)
-    from .util.instead import lacking
+    from .util.missing_names import missing_name_error
 
-    raise lacking(__name__, name)
+    raise missing_name_error(__name__, name)

@@ -30,7 +30,7 @@ from .tree import PyTree
 from .util.annotation_checks import checked
 from .util.argument_checks import axis_of, integer, items, number, pairs_of
 from .util.did_you_mean import spelt
-from .util.instead import lacking
+from .util.missing_names import missing_name_error
 
 OPS = ("sum", "mean", *[name for name in REDUCTIONS if name != "sum"])
 F = TypeVar("F", bound=Callable[..., Any])
@@ -475,7 +475,7 @@ distributed_broadcast = broadcast
 if not TYPE_CHECKING:  # which would take any name then
 
     def __getattr__(name: str) -> Any:
-        raise lacking(__name__, name)
+        raise missing_name_error(__name__, name)
 
 
 # -- helpers ----------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@
     mesh.HealthMonitor(m).dead_nodes()                            # the states of m.nodes
 
 To add a name: an alias or a few lines here, the stub `__init__.pyi`, and a row of that page.  A name that this program
-cannot have is a row of `util/instead.py`, which says what to write in its place.
+cannot have is a row of `util/missing_names.py`, which says what to write in its place.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .core.node import Node
 from .numpy import asarray, where
 from .util.argument_checks import items, value_text
 from .util.did_you_mean import spelt
-from .util.instead import lacking
+from .util.missing_names import missing_name_error
 
 Coordinator = Mesh  # a Mesh has its coordinator within, unless it is a client of `mesh-coord serve`
 
@@ -239,7 +239,7 @@ class HealthMonitor:
     if not TYPE_CHECKING:  # which would take any name then
 
         def __getattr__(self, name: str) -> Any:
-            raise lacking("mesh.HealthMonitor", name)
+            raise missing_name_error("mesh.HealthMonitor", name)
 
     @spelt
     def state(self, node: str | Node) -> str | None:

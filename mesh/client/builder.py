@@ -24,7 +24,7 @@ from ..backends.config import DiscoverSpec, LocalSpec, MeshConfig, SimulateSpec
 from ..backends.enrolment import ask_for_token
 from ..util.annotation_checks import checked
 from ..util.argument_checks import integer, number
-from ..util.instead import lacking
+from ..util.missing_names import missing_name_error
 from ..util.units import check_fraction, parse_size
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class MeshBuilder:
     if not TYPE_CHECKING:  # which would take any name then
 
         def __getattr__(self, name: str) -> Any:
-            raise lacking("mesh.MeshBuilder", name)
+            raise missing_name_error("mesh.MeshBuilder", name)
 
     def __repr__(self) -> str:
         settings = {field.name: getattr(self.config, field.name) for field in fields(MeshConfig) if field.repr}

@@ -20,7 +20,7 @@ from .. import tree
 from ..core.array import Array, Operand, weakened
 from ..numpy.promotion import asarray, cast
 from ..util.argument_checks import value_text
-from ..util.instead import lacking
+from ..util.missing_names import missing_name_error
 
 P = ParamSpec("P")
 SHOWN_MAX = 120
@@ -55,7 +55,7 @@ class Optimiser(_Pair):
     if not TYPE_CHECKING:  # which would take any name then
 
         def __getattr__(self, name: str) -> Any:
-            raise lacking("mesh.optim.Optimiser", name)
+            raise missing_name_error("mesh.optim.Optimiser", name)
 
     def __repr__(self) -> str:
         return f"<Optimiser: {self.made_by or getattr(self.update, '__name__', 'of functions')}>"

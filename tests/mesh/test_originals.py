@@ -22,7 +22,7 @@ from mesh import PartitionSpec as P
 from mesh.commands.coord import parser
 from mesh.scripts.group import Group
 from mesh.training import DistributedTrainer
-from mesh.util.instead import INSTEAD
+from mesh.util.missing_names import SUGGESTIONS
 from wire.errors import ConfigError, InputError
 
 PAGE = document("docs/originals.md")
@@ -85,7 +85,7 @@ def flags_of_launch() -> str:
 
 def test_the_page_has_every_name_that_is_not_here_with_what_to_write() -> None:
     listed = {f"{of}.{name.strip('`')}": text for of, name, text in table(PAGE.section(LACKING))}
-    assert listed == INSTEAD
+    assert listed == SUGGESTIONS
 
 
 ASKED = """
@@ -109,12 +109,12 @@ print(json.dumps(said))
 
 
 def test_a_name_that_is_not_here_says_what_to_write() -> None:
-    done = subprocess.run([sys.executable, "-c", ASKED, json.dumps([*INSTEAD])], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", ASKED, json.dumps([*SUGGESTIONS])], capture_output=True, text=True)
     said = json.loads(done.stdout or done.stderr)
-    assert len(said) >= len(INSTEAD) - 2
+    assert len(said) >= len(SUGGESTIONS) - 2
     for key, text in said.items():
         owner, _, name = key.rpartition(".")
-        assert text == f"{owner} has no attribute {name!r}. {INSTEAD[key]}"
+        assert text == f"{owner} has no attribute {name!r}. {SUGGESTIONS[key]}"
 
 
 def test_any_other_name_is_an_attribute_error() -> None:

@@ -234,7 +234,7 @@ AGAINST = {
 # Every import of ours inside a function, by its reason.
 LATE: dict[str, set[str]] = {
     # Programs begin fast, and need no library of what they do not do.
-    "mesh/__init__.py": {"mesh/util/instead.py"},
+    "mesh/__init__.py": {"mesh/util/missing_names.py"},
     "mesh/backends/connect.py": {"mesh/backends/auto_join.py"},
     "mesh/backends/enrolment.py": {"coordinator/authority/authority.py", "wire/discovery/mdns.py"},
     "mesh/client/async_mesh.py": {"mesh/backends/connect.py", "mesh/core/inprocess.py", "mesh/simulation/backend.py"},

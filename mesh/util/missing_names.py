@@ -1,7 +1,7 @@
 """Names that other programs have and this one has not, and what to write in their place.
 
-One table for all who are asked for such a name: a module's or a class's `__getattr__` raises `lacking(owner, name)`.
-To add a name: one row, which docs/originals.md then has to have, too.
+All modules and classes share one table: their `__getattr__` raises `missing_name_error(owner, name)`.  To add a name:
+one row, which docs/originals.md then has to have, too.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ _RUN = "Write m.run(model, params, x, strategy=mesh.DeviceMap().layer('embed', '
 _GROUP = "Ranks of a script are a group: world = mesh.init(), and then world.{0}"
 _REDUCE = "Write all_reduce(x, 'dp', '{0}') in a function that is given to mesh.shard_map"
 
-INSTEAD: dict[str, str] = {
+SUGGESTIONS: dict[str, str] = {
     # the Rust mesh
     "mesh.NodeId": "A worker goes by its name, or by its Node of mesh.nodes",
     "mesh.AllReduce": "Write mesh.collectives.all_reduce(x, 'dp', 'mean')",
@@ -70,10 +70,10 @@ INSTEAD: dict[str, str] = {
 }
 
 
-def lacking(owner: str, name: str) -> AttributeError:
+def missing_name_error(owner: str, name: str) -> AttributeError:
     """The error for a name that `owner`, such as "mesh", has not.  It says what to write instead, if that is known."""
-    instead = INSTEAD.get(f"{owner}.{name}")
-    return AttributeError(f"{owner} has no attribute {name!r}" + (f". {instead}" if instead else ""))
+    suggestion = SUGGESTIONS.get(f"{owner}.{name}")
+    return AttributeError(f"{owner} has no attribute {name!r}" + (f". {suggestion}" if suggestion else ""))
 
 
-__all__ = ["INSTEAD", "lacking"]
+__all__ = ["SUGGESTIONS", "missing_name_error"]
