@@ -96,8 +96,8 @@ class Node:
         Seconds for which its event loop stood still at most in the last half minute to minute. If it
         computed for a second of it, its log has a warning that says what ran; with `-v` it says so from 0.05 s on.
     cage : str, optional
-        What the processes that compute gave up of its machine ("files, network, processes, rights, limits"), and
-        why not the rest; "" if its version is older.
+        The sandbox of the processes that compute: which access to its machine they have given up ("files, network,
+        processes, rights, limits"), and why not the rest; "" if its version is older.
 
     Examples
     --------

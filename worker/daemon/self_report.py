@@ -60,7 +60,7 @@ class SelfReport:
         """Say in the log, and to a program that reads it, that the worker serves at this address."""
         reports = self._devices.reports
         log.info("mesh-worker %s ready on %s with %s", self._identity.name, address, devices_text(reports))
-        log.info("engine hosts gave up: %s", self._hosts.cage)
+        log.info("sandbox of the engine hosts: %s", self._hosts.cage)
         if self._config.announce_json:
             print(json.dumps(ready_fields(self._identity, address, port, os.getpid(), reports)), flush=True)
 
