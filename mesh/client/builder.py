@@ -65,7 +65,7 @@ class MeshBuilder:
     def __repr__(self) -> str:
         settings = {field.name: getattr(self.config, field.name) for field in fields(MeshConfig) if field.repr}
         changed = [f"{name}={value!r}" for name, value in settings.items() if value != getattr(MeshConfig(), name)]
-        return f"<MeshBuilder: {', '.join(changed) or 'nothing settings yet'}>"
+        return f"<MeshBuilder: {', '.join(changed) or 'no settings yet'}>"
 
     def node(self, address: str) -> MeshBuilder:
         """Add a worker, or the coordinator, at an address.

@@ -99,7 +99,7 @@ def test_a_worker_that_died_and_a_mesh_that_closed_are_shown_so() -> None:
     assert repr(m) == "<Mesh: closed>"
     with Mesh(MeshConfig()) as alone:
         assert repr(alone) == "<Mesh: no workers>"
-    assert repr(Mesh.builder()) == "<MeshBuilder: nothing said yet>"
+    assert repr(Mesh.builder()) == "<MeshBuilder: no settings yet>"
     assert repr(Mesh.builder().simulate(1).audit(0.5)).endswith("audit=0.5>")
 
 
