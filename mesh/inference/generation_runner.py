@@ -23,6 +23,7 @@ from wire.system.memory import default_budget
 from wire.system.tasks import as_error
 
 from ..client.async_mesh import AsyncMesh
+from ..client.plan_preview import PlanPreview
 from ..client.session import AsyncSession
 from ..core.array import handle_array
 from ..functions.step_trace import Stepping
@@ -331,6 +332,11 @@ class Generating:
         return self._slots.pages.held * self._page_bytes
 
     @property
+    def state_bytes(self) -> int:
+        """The bytes that the session carries from step to step on the workers, mostly keys and values."""
+        return self._session.stepping.state_bytes if self._session is not None else 0
+
+    @property
     def tokens_read(self) -> int:
         """How many tokens of prompts were read, and of texts that were read again."""
         return self._slots.read
@@ -597,6 +603,45 @@ class Generating:
         """
         self._slots.go_on(stream._number, tokens, more)
         self._news.set()
+
+    async def plan(self) -> PlanPreview:
+        """Plan a step without opening a session.
+
+        Returns
+        -------
+        PlanPreview
+            Which worker would compute what, and what it needs.
+
+        Raises
+        ------
+        PlacementError
+            If no plan fits the workers.
+
+        Examples
+        --------
+        >>> from mesh.inference import Generating
+        >>> from pathlib import Path
+        >>> import numpy as np
+        >>> import mesh
+        >>> from mesh.models.decoder import Decoder, Text
+        >>> following = {"rows": np.roll(np.eye(5, dtype=np.float32), 1, axis=1)}  # token 1 follows 0, and so on
+        >>> embed, head = lambda params, ids, at: params["rows"][ids], lambda params, x: x
+        >>> decoder = Decoder(embed, print, head, (), 1, 1, None, "rows")
+        >>> model = mesh.Model("count", print, [], [], following, Text(decoder, Path(), ends=(4,)))
+        >>> import asyncio
+        >>> from mesh.simulation.loop import VirtualLoop
+        >>> async def main():
+        ...     async with await mesh.AsyncMesh.builder().simulate(2).build_async() as m:
+        ...         generating = Generating(m, model, strategy="single")
+        ...         plan = await generating.plan()
+        ...         await generating.close()
+        ...         return plan
+        >>> with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        ...     runner.run(main()).workers
+        ('sim-0',)
+        """
+        stepping = await self._stepping(self._slots.room)
+        return await self._mesh.plan(stepping.work.graph, strategy=self._options.strategy, copies=self._options.copies)
 
     def leave(self, number: int) -> None:
         """Want no more of a text.

@@ -21,6 +21,7 @@ from wire.system.memory import default_budget
 from wire.units import counted
 
 from ..client.async_mesh import AsyncMesh
+from ..client.plan_preview import PlanPreview
 from ..models.decoder import table_of
 from ..models.model import Model
 from .continuous_batching import Guide
@@ -182,6 +183,16 @@ class ReplicaSet:
     def accepted(self) -> int:
         """Drafts that became tokens of texts."""
         return self._accepted_before + sum(batch.accepted for batch in self.batches())
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of the weights of all replicas, and of the keys and values of their batches."""
+        weights = len(self._replicas) * sum(weight.nbytes for weight in self._model.weights.values())
+        return weights + sum(batch.state_bytes for batch in self.batches())
+
+    async def plans(self) -> list[PlanPreview]:
+        """The plan of the first step of each replica; PlacementError where there is none."""
+        return [await self._made(replica, Kind.PLAIN).plan() for replica in self._replicas]
 
     async def load(self) -> None:
         """Have the weights and the program of a plain batch on the workers of a replica: of the first that has them;

@@ -29,7 +29,9 @@ from ..util.json_file import read_object
 from .api_error import ApiError
 from .api_keys import ApiKeys
 from .http_server import HttpServer, Listening
+from .model_memory import ModelMemory
 from .openai_models import no_model
+from .residence import Keep
 from .served_embedding import ServedEmbedding, embeds, serve_embedding
 from .served_text import ModelFacts, ServedText, serve_text
 
@@ -97,6 +99,7 @@ class AsyncModelServer:
         self._served = Served()
         self._http = HttpServer(self._served, listening)
         self._loaded_from: dict[str, _Source] = {}
+        self._memory = ModelMemory()
         self._retiring: set[asyncio.Task[None]] = set()
         self._port = 0
 
@@ -145,11 +148,13 @@ class AsyncModelServer:
         new = await self._serve(name, source)
         try:
             if old.residence.there:
-                stay = new.residence.enter()  # who asks next need not wait
+                kept = None if old.residence.pinned else Keep.AS_EVER
+                stays = old.residence.enter(kept), new.residence.enter()  # the one stays, the other comes unasked
                 try:
-                    await stay.ready()
+                    await stays[1].ready()
                 finally:
-                    stay.end()
+                    for stay in stays:
+                        stay.end()
             if self._served.by_name.get(name) is not old:
                 raise InputError(f"the model {name!r} was unloaded, or loaded anew, meanwhile")
             if type(old) is not type(new):
@@ -204,13 +209,13 @@ class AsyncModelServer:
         options, keep_s = source.options, source.unload_after_s
         if model.text is not None:
             facts = await asyncio.to_thread(_facts, name, model, model.text.folder, "text")
-            return await serve_text(self._mesh, facts, model, options, keep_s)
+            return await serve_text(self._mesh, facts, model, options, self._memory, keep_s)
         if options.draft is not None:
             raise InputError(f"{model.name or name} has no drafter: it does not generate text")
         if embeds(model) and not isinstance(source.model, Model):
             folder = Path(source.model)
             facts = await asyncio.to_thread(_facts, name, model, folder, "embedding")
-            return await serve_embedding(self._mesh, facts, model, folder, options, keep_s)
+            return await serve_embedding(self._mesh, facts, model, folder, options, self._memory, keep_s)
         raise InputError(
             f"{model.name or name} is neither a language model nor an encoder from a folder",
             next_step="InferenceServer serves any model to Python programs",

@@ -34,6 +34,7 @@ class Stay:
     def __init__(self, residence: Residence, keep_s: float | Keep | None) -> None:
         self._residence = residence
         self._keep_s = residence.keep_s if isinstance(keep_s, Keep) else keep_s
+        self._pinned = keep_s is None
         self._over = False
 
     async def ready(self) -> None:
@@ -43,7 +44,7 @@ class Stay:
     def end(self) -> None:
         if not self._over:
             self._over = True
-            self._residence.over(self._keep_s)
+            self._residence.over(self._keep_s, self._pinned)
 
 
 class Residence:
@@ -53,7 +54,7 @@ class Residence:
         self, name: str, load: Callable[[], Awaitable[None]], unload: Callable[[], Awaitable[None]],
         keep_s: float | None = None, wait_s: float = MODEL_LOADING.seconds,
     ) -> None:  # fmt: skip
-        self._name, self._load, self._unload, self._wait_s = name, load, unload, wait_s
+        self.name, self._load, self._unload, self._wait_s = name, load, unload, wait_s
         self._lifecycle = ModelLifecycle(keep_s)
         self._loop = asyncio.get_running_loop()
         self._waiting: set[asyncio.Future[None]] = set()
@@ -97,18 +98,43 @@ class Residence:
             async with asyncio.timeout(self._wait_s):
                 await future
         except TimeoutError:
-            told = f"the model {self._name!r} is being loaded for more than {time_text(self._wait_s)}"
+            told = f"the model {self.name!r} is being loaded for more than {time_text(self._wait_s)}"
             raise ApiError(
                 503, f"{told}: try again in a while", code="model_loading", param="model", retry_after_s=RETRY_S
             ) from None
         finally:
             self._waiting.discard(future)
 
-    def over(self, keep_s: float | None) -> None:
-        """A request is over."""
-        self._do(self._lifecycle.over(self._loop.time(), keep_s))
+    def over(self, keep_s: float | None, pinned: bool = False) -> None:
+        """A request is over; a model that is `pinned` makes way for no other."""
+        self._do(self._lifecycle.over(self._loop.time(), keep_s, pinned))
         if not self._lifecycle.asked:
             self._idle.set()
+
+    @property
+    def used_s(self) -> float:
+        """The time at which the last request was over, on the loop's clock."""
+        return self._lifecycle.used_s
+
+    @property
+    def pinned(self) -> bool:
+        """Whether the last request said that the model stays, whatever else is asked for."""
+        return self._lifecycle.pinned
+
+    @property
+    def stays(self) -> str:
+        """The reason that the model cannot make way for another one, "" if it can."""
+        if self._lifecycle.stage is Stage.LOADING:
+            return "is being loaded"
+        if self._lifecycle.asked:
+            return "answers a request"
+        return "was asked to stay" if self.pinned else ""
+
+    async def make_way(self) -> None:
+        """Unload the model if nobody asks for it and it may go, and wait until that is done."""
+        self._do(self._lifecycle.make_way())
+        if self._lifecycle.stage is Stage.LEAVING and self._work is not None:
+            await asyncio.wait([self._work])
 
     async def drained(self) -> None:
         """Wait until no request is left."""
@@ -140,11 +166,11 @@ class Residence:
         try:
             await self._load()
         except Exception as error:  # it belongs to whoever waits
-            log.info("%s could not be loaded: %s", self._name, error)
+            log.info("%s could not be loaded: %s", self.name, error)
             self._tell(error)
             self._do(self._lifecycle.failed())
         else:
-            log.info("%s is loaded", self._name)
+            log.info("%s is loaded", self.name)
             self._tell(None)
             self._do(self._lifecycle.loaded(self._loop.time()))
 
@@ -152,8 +178,8 @@ class Residence:
         try:
             await self._unload()
         except Exception:  # whoever asks next has it loaded anew
-            log.exception("%s could not be unloaded", self._name)
-        log.info("%s is unloaded: nobody asked for it", self._name)
+            log.exception("%s could not be unloaded", self.name)
+        log.info("%s is unloaded", self.name)
         self._do(self._lifecycle.unloaded())
 
     def _tell(self, error: Exception | None) -> None:

@@ -20,6 +20,7 @@ from wire.system.tasks import together
 
 from .. import numpy as mnp
 from ..client.async_mesh import AsyncMesh
+from ..client.plan_preview import PlanPreview
 from ..core.array import Array
 from ..inference.server import AsyncInferenceServer
 from ..inference.settings import Options
@@ -28,6 +29,7 @@ from ..models.model import Model
 from ..util.json_file import read_json, read_object
 from .admission import Admission
 from .api_error import ApiError, wrong
+from .model_memory import ModelMemory, shares_of
 from .residence import Keep, Residence, Stay
 from .served_text import ModelFacts
 
@@ -48,6 +50,7 @@ class ServedEmbedding:
         tokens_max: int,
         admission: Admission,
         load: Callable[[], Awaitable[None]],
+        gone: Callable[[Residence], None],
         keep_s: float | None = None,
     ) -> None:
         self.facts = facts
@@ -56,7 +59,7 @@ class ServedEmbedding:
         self.tokenizer = tokenizer
         self.admission = admission
         self.tokens_max = tokens_max
-        self._server = server
+        self._server, self._gone = server, gone
         self._positions_max = facts.positions_max or LENGTHS[-1]
 
     async def embed(
@@ -103,6 +106,7 @@ class ServedEmbedding:
     async def _unload(self) -> None:
         if self._server.loaded_models():
             await self._server.unload_model(NAME)
+        self._gone(self.residence)
 
     def _tokens(self, text: str | Sequence[int], place: int, cut: bool) -> list[int]:
         ids = self.tokenizer.ids(text) if isinstance(text, str) else list(text)
@@ -131,8 +135,9 @@ class ServedEmbedding:
 
 
 async def serve_embedding(
-    mesh: AsyncMesh, facts: ModelFacts, model: Model, folder: Path, options: Options, keep_s: float | None = None
-) -> ServedEmbedding:
+    mesh: AsyncMesh, facts: ModelFacts, model: Model, folder: Path, options: Options, memory: ModelMemory,
+    keep_s: float | None = None,
+) -> ServedEmbedding:  # fmt: skip
     """An encoder on a mesh, which is loaded when it is asked for and stays for `keep_s` after that (None: for ever).
 
     InputError for a damaged tokenizer, Unsupported for another pooling.
@@ -140,17 +145,24 @@ async def serve_embedding(
     tokenizer, (mean, normalised), tokens_max = await asyncio.to_thread(
         lambda: (Tokenizer(folder), _pooling(folder), _tokens_max(folder, facts.positions_max))
     )
-    server = AsyncInferenceServer(mesh)
+    server, encoder = AsyncInferenceServer(mesh), _encoder(model, mean, normalised)
+    weights_bytes = sum(weight.nbytes for weight in model.weights.values())
+
+    async def plans() -> list[PlanPreview]:
+        ids = np.zeros((1, LENGTHS[0]), np.int32)
+        return [await mesh.plan(encoder, ids, ids, strategy=options.strategy, copies=options.copies)]
 
     async def load() -> None:
-        await server.load_model(
-            NAME, _encoder(model, mean, normalised), max_batch=int(options.max_batch), max_wait_ms=options.max_wait_ms,
-            queue=TEXTS_MAX * int(options.max_batch), strategy=text_of(options.strategy), mode=options.mode,
-            copies=options.copies,
-        )  # fmt: skip
+        async with memory.taken(served.residence, await shares_of(plans()), lambda: weights_bytes):
+            await server.load_model(
+                NAME, encoder, max_batch=int(options.max_batch), max_wait_ms=options.max_wait_ms,
+                queue=TEXTS_MAX * int(options.max_batch), strategy=text_of(options.strategy), mode=options.mode,
+                copies=options.copies,
+            )  # fmt: skip
 
     admission = Admission(int(options.max_batch), int(options.queue))
-    return ServedEmbedding(facts, server, tokenizer, tokens_max, admission, load, keep_s)
+    served = ServedEmbedding(facts, server, tokenizer, tokens_max, admission, load, memory.release, keep_s)
+    return served
 
 
 def embeds(model: Model) -> bool:

@@ -27,6 +27,7 @@ from .answer import Answer, TextRequest, TokenSource, Usage
 from .api_error import ApiError, wrong
 from .chat_template import ChatTemplate, load_chat_template
 from .grammar import Grammars
+from .model_memory import ModelMemory, shares_of
 from .residence import Keep, Residence
 
 TOKENS_MAX = 4096  # of an answer, where the request does not say
@@ -78,12 +79,13 @@ class ServedText:
 
     def __init__(
         self, facts: ModelFacts, model: Model, batches: Batches, tokenizer: Tokenizer, template: ChatTemplate | None,
-        admission: Admission, load: Callable[[], Awaitable[Batches]], keep_s: float | None = None,
+        admission: Admission, load: Callable[[], Awaitable[Batches]],
+        gone: Callable[[Residence], None], keep_s: float | None = None,
     ) -> None:  # fmt: skip
         self.facts = facts
         self.residence = Residence(facts.name, self._load, self._unload, keep_s)
         self.successor: ServedText | None = None  # what takes requests in its place, once it is being replaced
-        self._load_batches = load
+        self._load_batches, self._gone = load, gone
         self.tokenizer = tokenizer
         self.template = template
         self.admission = admission
@@ -154,6 +156,7 @@ class ServedText:
 
     async def _unload(self) -> None:
         await self._batches.close()
+        self._gone(self.residence)
 
     # -- helpers
 
@@ -211,8 +214,9 @@ def new_call_id() -> str:
 
 
 async def serve_text(
-    mesh: AsyncMesh, facts: ModelFacts, model: Model, options: Options, keep_s: float | None = None
-) -> ServedText:
+    mesh: AsyncMesh, facts: ModelFacts, model: Model, options: Options, memory: ModelMemory,
+    keep_s: float | None = None,
+) -> ServedText:  # fmt: skip
     """A language model on a mesh, which is loaded when it is asked for and stays for `keep_s` after that (None: as long
     as the server); InputError for a folder whose tokenizer or template is damaged."""
     text = text_of(model)
@@ -225,14 +229,17 @@ async def serve_text(
     async def load() -> ReplicaSet:
         opened = await ReplicaSet.open(mesh, model, options, queue, tuple(Kind))
         try:
-            await opened.load()
+            shares = await shares_of(opened.plans())
+            async with memory.taken(served.residence, shares, lambda: opened.held_bytes):
+                await opened.load()
         except BaseException:
             await opened.close()
             raise
         return opened
 
     admission = Admission(int(options.max_batch) * options.replicas, int(options.queue))
-    return ServedText(facts, model, batches, tokenizer, template, admission, load, keep_s)
+    served = ServedText(facts, model, batches, tokenizer, template, admission, load, memory.release, keep_s)
+    return served
 
 
 __all__ = ["Batches", "ModelFacts", "ServedText", "serve_text"]
