@@ -1,17 +1,18 @@
 """Chat template: the text that a conversation is for a model, by the Jinja template that its tokenizer has.
 
 The door of jinja2.  A template may come from a stranger, so it runs in jinja2's sandbox over plain JSON values, and
-cannot change them.  What it renders is byte for byte what `apply_chat_template` of the `transformers` library renders:
-the extensions, filters, globals and special tokens are the same.  This file knows no model and no API.
+cannot change them; what it does and makes is counted, and has limits (`template_limits.py`).  What it renders is byte
+for byte what `apply_chat_template` of the `transformers` library renders: the extensions, filters, globals and special
+tokens are the same.  This file knows no model and no API.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, wraps
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,11 @@ from wire.errors import ConfigError, InputError
 
 from ..models.decoder import TextMetadata
 from ..util.json_file import read_object
+from .template_limits import CHARACTERS_MAX, SOURCE_MAX, WORK, Work, judge, judge_operator
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+TURNS, MADE = " turns", " made"  # filters that no template can name
 REASONING = ("reasoning_content", "thinking", "reasoning")  # names for it in messages; templates read the first
-CHARACTERS_MAX = 32 << 20  # of a rendered conversation
 Message = Mapping[str, Any]
 
 
@@ -150,6 +152,7 @@ def _rendered(source: str, variables: Mapping[str, Any], clock: Callable[[], dat
 
     template = _compiled(source, clock)
     pieces, size = [], 0
+    counting = WORK.set(Work(variables))
     try:
         for piece in template.generate(**variables):
             size += len(piece)
@@ -158,9 +161,11 @@ def _rendered(source: str, variables: Mapping[str, Any], clock: Callable[[], dat
             pieces.append(piece)
     except TemplateError as error:
         raise InputError("the chat template refuses the conversation", cause=str(error)) from None
-    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError) as error:
         why = f"{type(error).__name__}: {error}"
         raise InputError("the chat template cannot render the conversation", cause=why) from None
+    finally:
+        WORK.reset(counting)
     return "".join(pieces)
 
 
@@ -184,11 +189,29 @@ def _normalised(message: Message) -> dict[str, Any]:
 @lru_cache(32)
 def _compiled(source: str, clock: Callable[[], datetime]) -> Any:
     """A template, ready to render; InputError for one whose syntax is wrong, ConfigError without jinja2."""
+    if len(source) > SOURCE_MAX:
+        raise InputError(f"the chat template has {len(source)} characters, and may have {SOURCE_MAX}")
+    environment = _environment(clock)
+    from jinja2.exceptions import TemplateSyntaxError
+
+    counting = WORK.set(Work())  # values of constants are made now
+    try:
+        return environment.from_string(source)
+    except TemplateSyntaxError as error:
+        raise InputError(f"the chat template is wrong in line {error.lineno}", cause=error.message or "") from None
+    except (MemoryError, RecursionError, SyntaxError, ValueError) as error:  # of Python's own compiler
+        raise InputError("the chat template is nested too deeply", cause=str(error)[:200]) from None
+    finally:
+        WORK.reset(counting)
+
+
+@lru_cache(8)
+def _environment(clock: Callable[[], datetime]) -> Any:
+    """What templates run in; ConfigError without jinja2."""
     try:
         import jinja2
         import jinja2.ext
-        from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
+        from jinja2.exceptions import SecurityError, TemplateError
     except ModuleNotFoundError:
         raise ConfigError(
             "chat templates need the package 'jinja2', which is not installed",
@@ -217,6 +240,9 @@ def _compiled(source: str, clock: Callable[[], datetime]) -> Any:
                 check(name)
             jinja2.utils.Namespace.__init__(self, values)
 
+        def __repr__(self) -> str:
+            return "<Namespace>"  # what is in it may be in it many times
+
         def __setitem__(self, name: str, value: Any) -> None:
             check(name)
             jinja2.utils.Namespace.__setitem__(self, name, value)
@@ -230,20 +256,6 @@ def _compiled(source: str, clock: Callable[[], datetime]) -> Any:
         def fromkeys(self, *args: Any) -> dict[Any, Any]:
             return dict.fromkeys(*args)
 
-    class Sandbox(ImmutableSandboxedEnvironment):
-        """jinja2's sandbox, which also refuses products and powers that would fill the memory."""
-
-        intercepted_binops = frozenset({"*", "**"})
-
-        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            sizes = [len(each) if isinstance(each, str | list | tuple) else each for each in (left, right)]
-            large = operator == "**" or not (isinstance(left, int | float) and isinstance(right, int | float))
-            if large and all(isinstance(each, int) for each in sizes):
-                product = abs(sizes[0].bit_length() * sizes[1] if operator == "**" else sizes[0] * sizes[1])
-                if product > CHARACTERS_MAX:
-                    raise SecurityError(f"{operator} makes too large a value")
-            return super().call_binop(context, operator, left, right)
-
     def check(name: Any) -> None:
         if isinstance(name, str) and name.startswith("_"):
             raise SecurityError(f"a namespace stores no {name!r}")
@@ -251,18 +263,83 @@ def _compiled(source: str, clock: Callable[[], datetime]) -> Any:
     def raise_exception(message: str) -> None:
         raise TemplateError(message)
 
-    environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols])
+    environment = _sandbox()(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols])
     environment.filters["tojson"] = _tojson
+    environment.filters |= {name: _counted(name, function) for name, function in environment.filters.items()}
+    environment.filters[TURNS] = lambda items: WORK.get().turns(items)
+    environment.filters[MADE] = lambda value: WORK.get().made(value)
+    del environment.globals["lipsum"]  # which makes any number of words at once
     environment.globals.update(
         raise_exception=raise_exception,
         strftime_now=lambda form: clock().strftime(form),
         dict=Dictionary(),
         namespace=Namespace,
     )
-    try:
-        return environment.from_string(source)
-    except TemplateSyntaxError as error:
-        raise InputError(f"the chat template is wrong in line {error.lineno}", cause=error.message or "") from None
+    return environment
+
+
+def _sandbox() -> Any:
+    """The class of environments in which a template reaches little, and is counted."""
+    import jinja2.sandbox
+    import jinja2.visitor
+
+    class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+        """jinja2's sandbox, which also counts what a template does and makes."""
+
+        intercepted_binops = frozenset({"+", "-", "*", "**", "%"})
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            judge_operator(operator, left, right)
+            return WORK.get().made(super().call_binop(context, operator, left, right))
+
+        def call(__self, __context: Any, __obj: Any, *args: Any, **named: Any) -> Any:
+            method = getattr(__obj, "__wrapped__", __obj)
+            judge(getattr(method, "__name__", ""), getattr(method, "__self__", None), args, named)
+            return WORK.get().made(super().call(__context, __obj, *args, **named))
+
+        @staticmethod
+        def concat(pieces: Iterable[str]) -> str:
+            text: str = WORK.get().made("".join(pieces))
+            return text
+
+        def _parse(self, source: str, name: Any, filename: Any) -> Any:
+            tree = super()._parse(source, name, filename)
+            for node in list(tree.find_all(jinja2.nodes.For)):
+                node.iter = _filtered(node.iter, TURNS)
+            return _Counting().visit(tree)
+
+    class _Counting(jinja2.visitor.NodeTransformer):
+        """A pass that has those values counted that no method makes: joined texts, slices, lists and mappings."""
+
+        def visit_Concat(self, node: Any) -> Any:
+            return _filtered(self.generic_visit(node), MADE)
+
+        def visit_List(self, node: Any) -> Any:
+            self.generic_visit(node)
+            return _filtered(node, MADE) if getattr(node, "ctx", "load") == "load" else node
+
+        visit_Dict = visit_Tuple = visit_List
+
+        def visit_Getitem(self, node: Any) -> Any:
+            self.generic_visit(node)
+            return _filtered(node, MADE) if isinstance(node.arg, jinja2.nodes.Slice) else node
+
+    def _filtered(node: Any, name: str) -> Any:
+        return jinja2.nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
+
+    return Sandbox
+
+
+def _counted(name: str, function: Any) -> Any:
+    """A filter that is judged before, and whose value is counted."""
+    skipped = 1 if hasattr(function, "jinja_pass_arg") else 0  # the context or the environment comes first
+
+    @wraps(function)
+    def done(*args: Any, **named: Any) -> Any:
+        judge(name, args[skipped], args[skipped + 1 :], named)
+        return WORK.get().made(function(*args, **named))
+
+    return done
 
 
 def _tojson(

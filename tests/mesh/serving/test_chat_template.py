@@ -122,9 +122,6 @@ def test_damaged_files_are_named(tmp_path: Path, files: dict[str, Any], why: str
         ("{{ cycler.__init__.__globals__ }}", "unsafe"),
         ("{% set ns = namespace(_x=1) %}", "stores no '_x'"),
         ("{% for i in range(1000000) %}{% endfor %}", "Range too big"),
-        ("{{ 'x' * 10 ** 9 }}", "too large"),
-        ("{{ [1] * 10 ** 9 }}", "too large"),
-        ("{{ 9 ** (9 ** 9) }}", "too large"),
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "RecursionError"),
     ],
 )
@@ -134,7 +131,7 @@ def test_a_template_that_does_not_render_is_an_input_error(source: str, why: str
 
 
 def test_a_template_cannot_render_without_end() -> None:
-    source = "{% for a in range(99999) %}{% for b in range(99999) %}xxxxxxxxxxxxxxxxxxxxxxx{% endfor %}{% endfor %}"
+    source = "{% for a in range(99999) %}{% for b in range(99999) %}" + "x" * 999 + "{% endfor %}{% endfor %}"
     with pytest.raises(InputError, match=f"more than {CHARACTERS_MAX} characters"):
         template(source).render(HELLO)
 
