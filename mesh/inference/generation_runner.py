@@ -332,6 +332,11 @@ class Generating:
         return self._slots.pages.held * self._page_bytes
 
     @property
+    def pages(self) -> tuple[int, int]:
+        """Pages of keys and values that texts hold, and that can be had."""
+        return self._slots.pages.held, self._slots.pages.free
+
+    @property
     def state_bytes(self) -> int:
         """The bytes that the session carries from step to step on the workers, mostly keys and values."""
         return self._session.stepping.state_bytes if self._session is not None else 0

@@ -185,6 +185,12 @@ class ReplicaSet:
         return self._accepted_before + sum(batch.accepted for batch in self.batches())
 
     @property
+    def pages(self) -> tuple[int, int]:
+        """Pages of keys and values that texts hold, and that can be had."""
+        pools = [batch.pages for batch in self.batches()]
+        return sum(held for held, _ in pools), sum(free for _, free in pools)
+
+    @property
     def held_bytes(self) -> int:
         """The bytes of the weights of all replicas, and of the keys and values of their batches."""
         weights = len(self._replicas) * sum(weight.nbytes for weight in self._model.weights.values())

@@ -114,6 +114,7 @@ class Answer:
     usage: Usage
     new_id: Callable[[], str]
     over: Callable[[], None]
+    came: Callable[[int], None]  # told the choice of every token
     _closed: bool = False
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _events: asyncio.Queue[Event | BaseException] = field(default_factory=asyncio.Queue)
@@ -163,6 +164,7 @@ class Answer:
 
         while not writing.stopped and (token := await stream.next()) is not None:
             self.usage.completion_tokens += 1
+            self.came(choice)
             if first and choice % self.request.choices == 0:  # a prompt counts once, whatever its choices
                 self.usage.cached_tokens += token.cached
             first = False

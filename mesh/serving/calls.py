@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from .metrics import Meters
 from .served_embedding import ServedEmbedding
 from .served_text import ModelFacts, ServedText
 
@@ -18,6 +19,11 @@ class Models(Protocol):
     def embedding(self, name: str) -> ServedEmbedding: ...
 
     def facts(self) -> list[ModelFacts]: ...
+
+    @property
+    def meters(self) -> Meters: ...
+
+    def metrics(self) -> str: ...
 
     def resident(self) -> list[tuple[ModelFacts, float | None]]: ...
 

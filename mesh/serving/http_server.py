@@ -31,8 +31,8 @@ from .api_error import ApiError, api_error
 from .api_keys import ApiKeys
 from .calls import Call, Models
 from .page import FILES, HEADERS
-from .replies import EVENT_STREAM, JsonReply, Reply, StreamReply, to_json
-from .routes import ROUTES, Route, Shape, found, shape_of
+from .replies import EVENT_STREAM, JsonReply, Reply, StreamReply, TextReply, to_json
+from .routes import ROUTES, Route, Shape, found, route_of, shape_of
 
 log = logging.getLogger("graph_mesh.serving")
 
@@ -64,6 +64,12 @@ class Listening:
     body: Deadline = HTTP_BODY
     reader_s: float = HTTP_READER.seconds
     quiet_s: float = QUIET_S
+
+
+OUTCOME = web.RequestKey(
+    "outcome", int
+)  # of a request: the status that it came to, where its response began with another
+CLIENT_LEFT = 499
 
 
 class HttpServer:
@@ -119,6 +125,16 @@ class HttpServer:
     # -- a request
 
     async def _serve(self, request: web.BaseRequest) -> web.StreamResponse:
+        status = CLIENT_LEFT
+        try:
+            response = await self._response(request)
+            status = request.get(OUTCOME, response.status)
+            return response
+        finally:
+            route = route_of(self._routes, request.path)
+            self._models.meters.add("requests_total", route=route, status=str(status))
+
+    async def _response(self, request: web.BaseRequest) -> web.StreamResponse:
         shape = shape_of(request.path)
         try:
             headers, here = request.headers, _address_here(request)
@@ -153,6 +169,8 @@ class HttpServer:
         if isinstance(reply, JsonReply):
             data = await asyncio.to_thread(to_json, reply.data)  # thousands of embeddings take a while
             return _whole(data, 200, dict(reply.headers) | self._cors(request))
+        if isinstance(reply, TextReply):
+            return _whole(reply.text.encode(), 200, {**self._cors(request), "Content-Type": reply.content_type})
         return await self._streamed(request, reply)
 
     def _client(self, request: web.BaseRequest) -> str:
@@ -239,12 +257,14 @@ class HttpServer:
                     raise
                 except Exception as error:
                     told = api_error(error)
+                    request[OUTCOME] = told.status
                     if told.status == 500:
                         log.error("%s %s failed", request.method, request.path, exc_info=error)
                     await self._sent(request, response.write(reply.failed(told)))
             await self._sent(request, response.write_eof())
         except (ConnectionError, _TooSlow) as error:
             log.info("%s: %s", request.path, error)
+            request[OUTCOME] = CLIENT_LEFT
             if request.transport is not None:
                 request.transport.abort()
         finally:

@@ -29,6 +29,7 @@ from ..util.json_file import read_object
 from .api_error import ApiError
 from .api_keys import ApiKeys
 from .http_server import HttpServer, Listening
+from .metrics import Meters
 from .model_memory import ModelMemory
 from .openai_models import no_model
 from .residence import Keep
@@ -48,6 +49,7 @@ class Served:
     def __init__(self) -> None:
         self.by_name: dict[str, ServedText | ServedEmbedding] = {}
         self.loading: set[str] = set()
+        self.meters = Meters()
 
     def text(self, name: str) -> ServedText:
         """A model that goes on with texts; ApiError 404 for another name."""
@@ -66,6 +68,10 @@ class Served:
     def facts(self) -> list[ModelFacts]:
         """What is told of each model, on the workers or not, in the order in which they were loaded."""
         return [model.facts for model in self.by_name.values()]
+
+    def metrics(self) -> str:
+        """What the server did and does, as Prometheus reads it."""
+        return self.meters.text(reading for model in self.by_name.values() for reading in model.readings())
 
     def resident(self) -> list[tuple[ModelFacts, float | None]]:
         """The models that are on the workers, with the seconds for which they stay if nobody asks; None: for ever."""
@@ -209,13 +215,15 @@ class AsyncModelServer:
         options, keep_s = source.options, source.unload_after_s
         if model.text is not None:
             facts = await asyncio.to_thread(_facts, name, model, model.text.folder, "text")
-            return await serve_text(self._mesh, facts, model, options, self._memory, keep_s)
+            return await serve_text(self._mesh, facts, model, options, self._memory, self._served.meters, keep_s)
         if options.draft is not None:
             raise InputError(f"{model.name or name} has no drafter: it does not generate text")
         if embeds(model) and not isinstance(source.model, Model):
             folder = Path(source.model)
             facts = await asyncio.to_thread(_facts, name, model, folder, "embedding")
-            return await serve_embedding(self._mesh, facts, model, folder, options, self._memory, keep_s)
+            return await serve_embedding(
+                self._mesh, facts, model, folder, options, self._memory, self._served.meters, keep_s
+            )
         raise InputError(
             f"{model.name or name} is neither a language model nor an encoder from a folder",
             next_step="InferenceServer serves any model to Python programs",

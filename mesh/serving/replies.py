@@ -35,7 +35,15 @@ class StreamReply:
     close: Callable[[], None]
 
 
-Reply = JsonReply | StreamReply
+@dataclass(frozen=True, slots=True)
+class TextReply:
+    """A whole answer that is no JSON."""
+
+    content_type: str
+    text: str
+
+
+Reply = JsonReply | TextReply | StreamReply
 
 
 def data_frame(value: Any) -> bytes:

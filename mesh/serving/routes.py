@@ -12,14 +12,20 @@ from typing import Any
 from .anthropic_messages import count_tokens, failed_message, messages
 from .api_error import ApiError, anthropic_shape, ollama_shape, openai_shape
 from .calls import Call
+from .metrics import CONTENT_TYPE
 from .ollama import chat, embed, generate, running, show, tags, version
 from .openai_chat import chat_completions, failed_frame
 from .openai_completions import completions
 from .openai_models import embeddings, list_models, one_model
 from .openai_responses import failed_response, responses
-from .replies import Reply
+from .replies import Reply, TextReply
 
 Shape = Callable[[ApiError], dict[str, Any]]
+
+
+async def metrics(call: Call) -> Reply:
+    """What the server did and does."""
+    return TextReply(CONTENT_TYPE, call.models.metrics())
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +63,17 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/api/tags", tags, ollama_shape),
     Route("GET", "/api/ps", running, ollama_shape),
     Route("GET", "/api/version", version, ollama_shape),
+    Route("GET", "/metrics", metrics),
 )
 SHAPES: tuple[tuple[str, Shape], ...] = (("/v1/messages", anthropic_shape), ("/api/", ollama_shape))
+
+
+OTHER = "other"  # the route of a path that has none
+
+
+def route_of(routes: Sequence[Route], path: str) -> str:
+    """The path of a route as it is in the table, for metrics."""
+    return next((route.path for route in routes if route.matches(path) is not None), OTHER)
 
 
 def shape_of(path: str) -> Shape:

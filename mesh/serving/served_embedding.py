@@ -29,6 +29,7 @@ from ..models.model import Model
 from ..util.json_file import read_json, read_object
 from .admission import Admission
 from .api_error import ApiError, wrong
+from .metrics import Meters, Reading
 from .model_memory import ModelMemory, shares_of
 from .residence import Keep, Residence, Stay
 from .served_text import ModelFacts
@@ -51,6 +52,7 @@ class ServedEmbedding:
         admission: Admission,
         load: Callable[[], Awaitable[None]],
         gone: Callable[[Residence], None],
+        meters: Meters,
         keep_s: float | None = None,
     ) -> None:
         self.facts = facts
@@ -59,7 +61,7 @@ class ServedEmbedding:
         self.tokenizer = tokenizer
         self.admission = admission
         self.tokens_max = tokens_max
-        self._server, self._gone = server, gone
+        self._server, self._gone, self._meters = server, gone, meters
         self._positions_max = facts.positions_max or LENGTHS[-1]
 
     async def embed(
@@ -96,7 +98,14 @@ class ServedEmbedding:
             rows = await together(self._server.infer(NAME, *self._padded(ids)) for ids in tokens)
         finally:
             turn.end()
-        return np.concatenate(rows), sum(len(ids) for ids in tokens)
+        count = sum(len(ids) for ids in tokens)
+        self._meters.add("prompt_tokens_total", count, model=self.facts.name)
+        return np.concatenate(rows), count
+
+    def readings(self) -> list[Reading]:
+        """What the model does now, for metrics."""
+        there = int(self.residence.there)
+        return [*self.admission.readings(self.facts.name), ("model_loaded", {"model": self.facts.name}, there)]
 
     async def close(self) -> None:
         """End every request, and free what the workers hold."""
@@ -136,7 +145,7 @@ class ServedEmbedding:
 
 async def serve_embedding(
     mesh: AsyncMesh, facts: ModelFacts, model: Model, folder: Path, options: Options, memory: ModelMemory,
-    keep_s: float | None = None,
+    meters: Meters, keep_s: float | None = None,
 ) -> ServedEmbedding:  # fmt: skip
     """An encoder on a mesh, which is loaded when it is asked for and stays for `keep_s` after that (None: for ever).
 
@@ -161,7 +170,7 @@ async def serve_embedding(
             )  # fmt: skip
 
     admission = Admission(int(options.max_batch), int(options.queue))
-    served = ServedEmbedding(facts, server, tokenizer, tokens_max, admission, load, memory.release, keep_s)
+    served = ServedEmbedding(facts, server, tokenizer, tokens_max, admission, load, memory.release, meters, keep_s)
     return served
 
 

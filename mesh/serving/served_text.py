@@ -27,6 +27,7 @@ from .answer import Answer, TextRequest, TokenSource, Usage
 from .api_error import ApiError, wrong
 from .chat_template import ChatTemplate, load_chat_template
 from .grammar import Grammars
+from .metrics import Meters, Reading, TextMeter
 from .model_memory import ModelMemory, shares_of
 from .residence import Keep, Residence
 
@@ -37,8 +38,9 @@ CHOICES_MAX = 16  # texts of one request
 class Batches(Protocol):
     """What generates: it goes on with tokens, a stream for each text.
 
-    `positions_max` is how many tokens a text may have, `ends` the tokens that end one.  `begin` raises a MeshError at
-    once for a text that it cannot go on with; a stream raises one where it fails later.
+    `positions_max` is how many tokens a text may have, `ends` the tokens that end one, `pages` those that are held and
+    that can be had, `drafted` and `accepted` how many drafts were checked and became tokens.  `begin` raises a
+    MeshError at once for a text that it cannot go on with; a stream raises one where it fails later.
     """
 
     vocabulary: int
@@ -46,6 +48,15 @@ class Batches(Protocol):
 
     @property
     def positions_max(self) -> int | None: ...
+
+    @property
+    def pages(self) -> tuple[int, int]: ...
+
+    @property
+    def drafted(self) -> int: ...
+
+    @property
+    def accepted(self) -> int: ...
 
     def begin(
         self,
@@ -80,12 +91,12 @@ class ServedText:
     def __init__(
         self, facts: ModelFacts, model: Model, batches: Batches, tokenizer: Tokenizer, template: ChatTemplate | None,
         admission: Admission, load: Callable[[], Awaitable[Batches]],
-        gone: Callable[[Residence], None], keep_s: float | None = None,
+        gone: Callable[[Residence], None], meters: Meters, keep_s: float | None = None,
     ) -> None:  # fmt: skip
         self.facts = facts
         self.residence = Residence(facts.name, self._load, self._unload, keep_s)
         self.successor: ServedText | None = None  # what takes requests in its place, once it is being replaced
-        self._load_batches, self._gone = load, gone
+        self._load_batches, self._gone, self._meters = load, gone, meters
         self.tokenizer = tokenizer
         self.template = template
         self.admission = admission
@@ -121,7 +132,8 @@ class ServedText:
         """
         if self.successor is not None:
             return await self.successor.begin(request, client, keep_s)
-        stay = self.residence.enter(keep_s)
+        stay, now_s = self.residence.enter(keep_s), asyncio.get_running_loop().time
+        meter = TextMeter(self._meters, self.facts.name, now_s())
         try:
             prompts, guides = await asyncio.to_thread(self._prepared, request)
             turn = await self.admission.turn(client)
@@ -129,9 +141,12 @@ class ServedText:
             stay.end()
             raise
 
+        usage = Usage(sum(len(prompt) for prompt in prompts))
+
         def over() -> None:
             turn.end()
             stay.end()
+            meter.over(usage.prompt_tokens, usage.cached_tokens)
 
         streams: list[TokenSource] = []
         try:
@@ -144,8 +159,23 @@ class ServedText:
                 stream.cancel()
             over()
             raise
-        usage = Usage(sum(len(prompt) for prompt in prompts))
-        return Answer(request, streams, self.tokenizer, frozenset(self._ends), usage, new_call_id, over)
+        return Answer(
+            request, streams, self.tokenizer, frozenset(self._ends), usage, new_call_id, over,
+            lambda choice: meter.came(choice, now_s()),
+        )  # fmt: skip
+
+    def readings(self) -> list[Reading]:
+        """What the model does now, for metrics."""
+        batches, name = self._batches, {"model": self.facts.name}
+        used, free = batches.pages if self.residence.there else (0, 0)
+        return [
+            *self.admission.readings(self.facts.name),
+            ("model_loaded", name, int(self.residence.there)),
+            ("kv_pages_used", name, used),
+            ("kv_pages_free", name, free),
+            ("drafts_total", name, batches.drafted),
+            ("drafts_accepted_total", name, batches.accepted),
+        ]
 
     async def close(self) -> None:
         """End every text, and free what the workers hold."""
@@ -214,7 +244,7 @@ def new_call_id() -> str:
 
 
 async def serve_text(
-    mesh: AsyncMesh, facts: ModelFacts, model: Model, options: Options, memory: ModelMemory,
+    mesh: AsyncMesh, facts: ModelFacts, model: Model, options: Options, memory: ModelMemory, meters: Meters,
     keep_s: float | None = None,
 ) -> ServedText:  # fmt: skip
     """A language model on a mesh, which is loaded when it is asked for and stays for `keep_s` after that (None: as long
@@ -238,7 +268,7 @@ async def serve_text(
         return opened
 
     admission = Admission(int(options.max_batch) * options.replicas, int(options.queue))
-    served = ServedText(facts, model, batches, tokenizer, template, admission, load, memory.release, keep_s)
+    served = ServedText(facts, model, batches, tokenizer, template, admission, load, memory.release, meters, keep_s)
     return served
 
 
