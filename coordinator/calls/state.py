@@ -248,7 +248,7 @@ class CoordinatorState(PlanLifecycle[_Plan]):
         actions = self._retire_outdated()
         for call in self._without_plan():
             actions += self._place(call, now)
-        return actions
+        return [*actions, *(self._try_without_stuck(now) if self._stuck else ())]
 
     def _node_paused(self, event: NodePaused, now: float) -> list[Action]:
         self._paused.add(event.node)
@@ -318,13 +318,18 @@ class CoordinatorState(PlanLifecycle[_Plan]):
         if known:
             return []
         self._tell(now, f"{event.node} is stuck: part {part} of generation {generation} has run for {took_s:.1f} s")
+        return self._try_without_stuck(now)
+
+    def _try_without_stuck(self, now: float) -> list[Action]:
+        """Try the calls on a plan without nodes that are stuck, too, that would wait for such a node in any case."""
         actions: list[Action] = []
         for call in list(self._calls.values()):
-            if call.tries and all(
-                self._waits_for(generation, step, event.node) for generation, step in call.tries.items()
-            ):
+            if call.tries and all(self._waits_for_stuck(*each) for each in call.tries.items()):
                 actions += self._place(call, now)
         return actions
+
+    def _waits_for_stuck(self, generation: int, step: int | None) -> bool:
+        return any(self._waits_for(generation, step, node) for node in self._stuck)
 
     def _allowed_s(self, generation: int, step: int, part: int) -> float:
         plan = self._plans.get(generation)

@@ -309,10 +309,14 @@ class FailureDetector:
         if node in self._suspects:
             del self._suspects[node]
             for peer in self._watches[node].probes:
-                about = self._asked.get(peer, {})
-                about.pop(node, None)
-                if not about:
-                    self._asked.pop(peer, None)
+                self._not_asked(peer, node)
+
+    def _not_asked(self, peer: str, node: str) -> None:
+        """Expect nothing more of a peer about a node."""
+        about = self._asked.get(peer, {})
+        about.pop(node, None)
+        if not about:
+            self._asked.pop(peer, None)
 
     def _suspected(self) -> list[Watch]:
         return [self._watches[node] for node in self._suspects]
@@ -406,6 +410,7 @@ class FailureDetector:
         probes = {name: answer for name, answer in watch.probes.items() if name != peer}
         if reached is not None:
             probes[peer] = reached
+        self._not_asked(peer, watch.node)
         fresh = self._keep(replace(watch, probes=probes))
         cause = self._cause(fresh, now)
         return [] if cause is None else self._change(fresh, fresh, cause, now)

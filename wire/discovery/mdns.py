@@ -355,7 +355,7 @@ class _Channels:
             await self._tick()
             if self._waking.tick(asyncio.get_running_loop().time(), time.time()):
                 for channel in self.open:
-                    await self._opened(channel)
+                    await self._begin(channel)
 
     async def _look(self) -> None:
         """Open what is new or failed before, close what went."""
@@ -379,16 +379,29 @@ class _Channels:
             del self.tallies[next(iter(self.tallies))]
         try:
             channel = self._open[place] = await _Channel.opened(place, tally, self._hear)
+        except Exception as fault:  # others are still to be opened
+            self._not_open(place, tally, fault)
+        else:
+            await self._begin(channel)
+
+    async def _begin(self, channel: _Channel) -> None:
+        """Have something said on a channel; one on which that fails is opened anew."""
+        try:
             await self._opened(channel)
-            self._failed.pop(place, None)
-        except OSError as error:
-            tally.failed(error)
-            self._failed[place] = self._failed.get(place, 0) + 1
-            if self._failed[place] == TOLD_AFTER:
-                log.warning(
-                    "cannot %s by mDNS on %s (%s): %s; trying again, and --peer works without it",
-                    self._what, place.interface, place.group, error,
-                )  # fmt: skip
+            self._failed.pop(channel.place, None)
+        except Exception as fault:
+            channel.lost = True
+            self._not_open(channel.place, channel.tally, fault)
+
+    def _not_open(self, place: MulticastInterface, tally: MulticastCounts, fault: Exception) -> None:
+        error = fault if isinstance(fault, OSError) else OSError(errno.EIO, str(fault))
+        tally.failed(error)
+        self._failed[place] = self._failed.get(place, 0) + 1
+        if self._failed[place] == TOLD_AFTER:
+            log.warning(
+                "cannot %s by mDNS on %s (%s): %s; trying again, and --peer works without it",
+                self._what, place.interface, place.group, fault, exc_info=None if error is fault else fault,
+            )  # fmt: skip
 
 
 class _Channel:

@@ -128,6 +128,17 @@ def test_where_every_worker_is_stuck_there_is_nobody_else_to_ask() -> None:
     assert of(ev.SendRun, drive(ev.CallSubmitted(2, "job"))), "better late than never"
 
 
+def test_a_call_of_a_stuck_worker_is_tried_on_one_that_joins_later() -> None:
+    """The first one may never end."""
+    drive = running("a")
+    drive(working("a", 3.0))
+    assert of(ev.MakePlan, drive(ev.NodeJoined("b"))) == [ev.MakePlan(2, "job", frozenset("b"))]
+    assert not of(ev.MakePlan, drive(ev.NodeJoined("c"))), "once is enough"
+    drive.deployed(2, ("b",))
+    drive(ev.OutputArrived(2, 0, 0, "second"))
+    assert of(ev.Resolve, drive(ev.NodeRan(2, 0, "b"))) == [ev.Resolve(1, 2, {0: "second"})]
+
+
 def test_a_stuck_worker_that_dies_costs_nothing_more() -> None:
     drive = running(*ABC)
     drive(working("a", 3.0))

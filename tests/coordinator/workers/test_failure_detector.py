@@ -230,6 +230,18 @@ def test_a_peer_that_could_not_try_says_nothing() -> None:
     assert one(judge.tick(1.0)).cause is Cause.ALONE
 
 
+def test_a_peer_that_could_not_try_and_dies_is_dead_though_the_other_is_forgotten() -> None:
+    """Nothing is remembered of the question, neither for its answer nor for ever."""
+    judge = detector("a", "b", "c")
+    ask = suspect(judge, "a", "b", "c")[0]
+    judge.probed(ask, None, 0.6)
+    judge.lost("a", 0.6, "closed")
+    judge.forget("a")
+    assert not judge._asked
+    assert one(judge.lost(ask.peer, 0.7, "closed")).health is Health.DEAD
+    assert not judge._withdrawn
+
+
 def test_a_dead_peer_is_no_longer_waited_for() -> None:
     judge = detector("a", "b")
     suspect(judge, "a", "b")
