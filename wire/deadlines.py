@@ -295,6 +295,12 @@ PAUSE = Deadline(
     "The command ends with DeadlineExceeded.",
     timeout="pause_answer_s",
 )
+LOCK = Deadline(
+    "link",
+    "A process waits for another one of this machine, which has the lock on files of both.",
+    "ConfigError, which names the lock.",
+    seconds=60.0,
+)
 VOTE = Deadline("link", "A coordinator waits for the answer of a voter.", "It asks again.", seconds=2.0)
 ORPHANS = Deadline(
     "link",

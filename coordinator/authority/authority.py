@@ -34,7 +34,7 @@ from wire.security.certificates import (
     key_of_request,
 )
 from wire.system.atomic_files import Disk
-from wire.system.file_lock import FileLock
+from wire.system.file_lock import FileLock, behind_lock
 from wire.system.private_folder import private_folder
 
 from .audit_log import AuditLog
@@ -84,7 +84,8 @@ class Rotation:
 class Authority:
     """Opens the authority of `mesh` in `folder`, or makes one; ConfigError if what is there cannot be used.
 
-    `epoch` is the coordinator's, sent to whoever joins.  Methods block for a few disk writes; call them in a thread.
+    `epoch` is the coordinator's, sent to whoever joins.  Methods block for a few disk writes, and for the lock: call
+    them by `behind_lock`.
     """
 
     def __init__(
@@ -182,7 +183,7 @@ class Authority:
             try:
                 roster = await asyncio.to_thread(self._latest)
                 if roster.former_until_s and not roster.former(self._clock()):
-                    await asyncio.to_thread(self._settle)
+                    await behind_lock(self._settle)
                     continue
                 now = (roster.number, roster.authority, roster.former_until_s)
                 if now != last:

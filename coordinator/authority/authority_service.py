@@ -6,7 +6,6 @@ made of; the folder's lock orders what is asked at once, here and by the command
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -29,6 +28,7 @@ from wire.protocol.messages import (
     Tokens,
 )
 from wire.roles import member_id
+from wire.system.file_lock import behind_lock
 
 from .authority import Authority, Rotation
 from .token_table import TokenRecord
@@ -52,26 +52,26 @@ class AuthorityService:
         }
 
     async def _revoke_node(self, link: Link, body: RevokeNode) -> Revoked:
-        out = await asyncio.to_thread(self._authority.revoke_node, body.node, _asking_member(link), link.peer.role)
+        out = await behind_lock(self._authority.revoke_node, body.node, _asking_member(link), link.peer.role)
         return Revoked(out.node_id, out.name)
 
     async def _tokens(self, link: Link, body: AskTokens) -> Tokens:
-        return tokens_message(await asyncio.to_thread(self._authority.tokens), self._clock())
+        return tokens_message(await behind_lock(self._authority.tokens), self._clock())
 
     async def _create_token(self, link: Link, body: CreateToken) -> TokenCreated:
         terms = body.role, body.uses, body.ttl_s, body.untrusted
-        token = await asyncio.to_thread(self._authority.create_token, *terms, _asking_member(link))
+        token = await behind_lock(self._authority.create_token, *terms, _asking_member(link))
         return TokenCreated(token.key_id, token.text)
 
     async def _revoke_token(self, link: Link, body: RevokeToken) -> Done:
-        await asyncio.to_thread(self._authority.revoke_token, body.id, _asking_member(link))
+        await behind_lock(self._authority.revoke_token, body.id, _asking_member(link))
         return Done()
 
     async def _show(self, link: Link, body: AskAuthority) -> AuthorityReport:
-        return authority_message(await asyncio.to_thread(self._authority.rotation))
+        return authority_message(await behind_lock(self._authority.rotation))
 
     async def _rotate(self, link: Link, body: RotateAuthority) -> AuthorityReport:
-        return authority_message(await asyncio.to_thread(self._authority.rotate, body.overlap_s, _asking_member(link)))
+        return authority_message(await behind_lock(self._authority.rotate, body.overlap_s, _asking_member(link)))
 
 
 def _asking_member(link: Link) -> str:

@@ -36,7 +36,7 @@ from wire.protocol.permissions import Receiver, Relation
 from wire.standby.in_messages import ballot_field, ballot_of
 from wire.standby.standby_file import PROMOTE_FILE, StandbyFile
 from wire.system.atomic_files import Disk
-from wire.system.file_lock import FileLock
+from wire.system.file_lock import FileLock, behind_lock
 from wire.system.tasks import Tasks, as_error
 from wire.transfer.content_exchange import BlobExchange
 
@@ -125,7 +125,7 @@ class Following:
             if self._authority_files is not None:  # which may have come a moment ago
                 with contextlib.suppress(OSError, MeshError, TimeoutError):
                     async with asyncio.timeout(AUTHORITY_S):
-                        await asyncio.to_thread(self._take_authority, self._authority_files)
+                        await behind_lock(self._take_authority, self._authority_files)
 
     # -- performing
 
@@ -219,7 +219,7 @@ class Following:
             self._authority_news.clear()
             assert self._authority_files is not None
             try:
-                await asyncio.to_thread(self._take_authority, self._authority_files)
+                await behind_lock(self._take_authority, self._authority_files)
             except (OSError, MeshError) as error:
                 log.error("what the coordinator knows of members is not written: %s", error)
                 self._authority_news.set()

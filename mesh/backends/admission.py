@@ -13,7 +13,7 @@ import secrets
 import socket
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from wire.link.websocket_carrier import Endpoint
 from wire.protocol.messages import Revocations
 from wire.roles import member_id
 from wire.security.tls_listener import addresses_of
+from wire.system.file_lock import behind_lock
 from wire.system.tasks import Tasks
 
 log = logging.getLogger("graph_mesh.identity")
@@ -38,6 +39,7 @@ log = logging.getLogger("graph_mesh.identity")
 FIRST_TOKEN_USES = 8  # a home's machines, joined in one go
 FIRST_TOKEN_S = 3600.0
 PORTS_TRIED = 20
+NOTED_S = 1.0  # at the end, for the audit log
 
 
 class Admission:
@@ -55,7 +57,7 @@ class Admission:
         self._pins = authority.trust().pins
         self._acts = RefusalLog(CLIENT, ALL_CLIENTS)
         self._join_port: JoinPort | None = None
-        self._tasks = Tasks()
+        self._tasks, self._notes = Tasks(), Tasks()
 
     def first_token(self) -> Token | None:
         """A token for a mesh that has nobody yet and no open token, to be shown once."""
@@ -85,7 +87,7 @@ class Admission:
             coordinator.endpoint.audit_strangers(self.authority.turned_away)
 
         async def renew() -> Admitted:
-            return await asyncio.to_thread(self.certify)
+            return await behind_lock(self.certify)
 
         nap, timeouts = InterruptibleSleep(), coordinator.config.timeouts
         coordinator.link_watch.woke.append(nap.end)  # the machine slept: the certificate may be due
@@ -103,18 +105,25 @@ class Admission:
 
     def imposter(self, where: str, error: MeshError) -> None:
         """Log a node that announced itself as one of this mesh, and could not prove it."""
-        asyncio.get_running_loop().run_in_executor(None, self.authority.distrusted, where, str(error))
+        self._note(self.authority.distrusted, where, str(error))
 
     def acted(self, link: Link, what: str, to: str) -> None:
         """Log what a client did, unless it did much of late."""
         client = member_id(link.peer.node_id)
         unlogged_count = self._acts.record(client, f"{what} {to}", time.time())
         if unlogged_count is not None:
-            asyncio.get_running_loop().run_in_executor(None, self.authority.acted, what, client, to, unlogged_count)
+            self._note(self.authority.acted, what, client, to, unlogged_count)
+
+    def _note(self, write: Callable[..., None], *what: object) -> None:
+        """Have something written into the audit log, soon."""
+        self._notes.run("writing to the audit log", behind_lock(write, *what), log.error)
 
     async def close(self) -> None:
         self._tasks.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        with contextlib.suppress(TimeoutError):  # what was done is noted, unless another process has the lock
+            async with asyncio.timeout(NOTED_S):
+                await asyncio.gather(*self._notes, return_exceptions=True)
         if self._join_port is not None:
             await self._join_port.close()
         if self._own is not None:
@@ -154,7 +163,7 @@ class Admission:
                 if (known.authority, known.former is None) == (trust.authority, trust.former is None):
                     await self.credentials.take_trust_here(trust.data, trust.authority, trust.former)
                 else:
-                    await self.credentials.adopt_here(await asyncio.to_thread(self.certify))
+                    await self.credentials.adopt_here(await behind_lock(self.certify))
                 return
             except MeshError as error:
                 log.error("cannot go on to a new authority or revocation list: %s", error)

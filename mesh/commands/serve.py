@@ -39,6 +39,7 @@ from wire.link.membership import COORDINATOR_FILE, remember_coordinator
 from wire.link.websocket_carrier import Endpoint
 from wire.protocol.reports import Event
 from wire.standby.standby_file import STANDBY_FILE, StandbyFile
+from wire.system.file_lock import behind_lock
 from wire.system.loop_lag import measure
 from wire.system.signals import watch_signals
 from wire.system.tasks import Tasks
@@ -186,7 +187,7 @@ async def _until_it_serves(
         return advertised(endpoint.allowed, options.host or "::", port, usable_here, options.advertise)
 
     async def renew() -> Admitted:
-        return await asyncio.to_thread(admission.certify)
+        return await behind_lock(admission.certify)
 
     def endpoint(handler: Handler) -> AnyEndpoint:
         return Endpoint(identity, handler, credentials=credentials, timeouts=config.timeouts)

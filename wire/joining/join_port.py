@@ -32,6 +32,7 @@ from ..security.tls import (
     unverified_context,
 )
 from ..security.tls_listener import Caller, Listener
+from ..system.file_lock import behind_lock
 from ..system.tasks import Tasks, unheard
 from ..timeouts import DEFAULT_TIMEOUTS, Timeouts
 from .credentials import Credentials
@@ -150,12 +151,12 @@ class JoinPort:
             greeted.popleft().cancel()
         await asyncio.sleep(self._gate.delay_s(host, asyncio.get_running_loop().time()))
         if isinstance(question, JoinRequested):
-            decision = await asyncio.to_thread(self._admission.admit, question, host)
+            decision = await behind_lock(self._admission.admit, question, host)
         else:
             certificate = peer_certificate(writer)
             if not certificate:
                 raise ProtocolError("a caller without a certificate asks to renew it")
-            decision = await asyncio.to_thread(self._admission.renew, certificate, host)
+            decision = await behind_lock(self._admission.renew, certificate, host)
         _write(writer, call.answer(decision))
         await writer.drain()
 
@@ -178,7 +179,7 @@ class JoinPort:
             self._greeted.pop(origin, None)
 
     async def _turned_away(self, host: str, why: str) -> None:
-        await asyncio.to_thread(self._admission.turned_away, host, why)
+        await behind_lock(self._admission.turned_away, host, why)
 
 
 @contextlib.asynccontextmanager

@@ -27,6 +27,7 @@ from wire.protocol.messages import (
     Push,
 )
 from wire.protocol.permissions import Receiver
+from wire.system.file_lock import behind_lock
 from wire.system.log_ring import start_logging
 from wire.system.loop_lag import measure
 from wire.system.malloc import hold_buffers
@@ -276,7 +277,7 @@ class Daemon:
     async def _look_for_membership(self) -> None:
         """A worker that started before its mesh had an authority starts again once it is let in, if nobody needs it."""
         find, folder = self._environment.credentials, self._folder
-        look = partial(asyncio.to_thread, find, folder.path, folder.name)  # it waits for a lock, and writes files
+        look = partial(behind_lock, find, folder.path, folder.name)
         while self._is_needed() or not await look() or self._is_needed():
             await asyncio.sleep(MEMBERSHIP_LOOK_S)
         log.info("this worker is a member of mesh %s now, and starts again as one", self._config.mesh_name)

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from wire.errors import ConfigError
-from wire.system.file_lock import FileLock
+from wire.system.file_lock import UNLIMITED, FileLock
 from wire.system.private_folder import make_private
 
 from ..engine.protocol import Engine, Measured
@@ -33,7 +33,7 @@ def measured(engine: Engine, folder: Path) -> Measured:
     with contextlib.ExitStack() as stack:
         try:
             make_private(folder)
-            stack.enter_context(FileLock(folder / "measuring.lock"))
+            stack.enter_context(FileLock(folder / "measuring.lock", UNLIMITED))
         except (OSError, ConfigError):
             return engine.measure()  # nowhere to keep them
         kept = _read(path)

@@ -22,7 +22,7 @@ from typing import Any
 from wire.errors import ConfigError
 from wire.limits import MIB
 from wire.system.atomic_files import Disk
-from wire.system.file_lock import FileLock
+from wire.system.file_lock import UNLIMITED, FileLock
 from wire.system.private_folder import make_private
 from wire.units import size_text
 
@@ -110,7 +110,7 @@ class TunedFile:
             if self._folder is not None:
                 try:
                     make_private(self._folder)
-                    stack.enter_context(FileLock(self._folder / LOCK))
+                    stack.enter_context(FileLock(self._folder / LOCK, UNLIMITED))
                 except (OSError, ConfigError) as error:
                     self._keep_none(error)
             row = change(self.row(shape_class))

@@ -123,3 +123,14 @@ def test_a_file_system_without_locks_is_an_error_also_for_who_waits(
     monkeypatch.setattr("fcntl.flock", refuse)
     with pytest.raises(ConfigError, match="No locks available"):
         FileLock(tmp_path / "lock").__enter__()
+
+
+def test_who_waits_for_too_long_is_told_which_lock_it_is(tmp_path: Path) -> None:
+    holder = FileLock(tmp_path / "lock")
+    assert holder.try_acquire()
+    with pytest.raises(ConfigError, match=r"another process has held the lock .*lock for 0.05 s") as told:
+        FileLock(tmp_path / "lock", 0.05).__enter__()
+    assert "Ctrl-Z" in told.value.next_step
+    holder.release()
+    with FileLock(tmp_path / "lock", 0.05):
+        assert held(tmp_path / "lock")
