@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -20,6 +21,7 @@ from wire.errors import InputError, MeshError, PlacementError
 from wire.ir.graph import WireGraph
 from wire.policy.redundancy import OF_CALLS, copies_of
 from wire.system.patience import within
+from wire.system.tasks import as_error
 
 from ..planning import plan_messages
 from ..planning.audit.result_audit import audited
@@ -51,13 +53,14 @@ PLANS_REMEMBERED = 64
 NODES_REMEMBERED = 500_000  # of the graphs of all plans together: some hundred bytes each
 LOOK_S = 5.0
 SETTLE_S = 0.5  # changes come in bursts, and a death has its recovery to be carried out first
+_PLANNING = ThreadPoolExecutor(4, "plan")
 MADE_AHEAD = "this plan was made ahead, before it was needed"
 
 
 async def planned_in_thread(work: Callable[..., T], *args: Any) -> T:
     """Plan in a thread; DeadlineExceeded where that takes far too long.  The thread cannot be ended: what it finds then
-    is for nobody."""
-    return await within(PLAN, asyncio.to_thread(_planned, work, *args))
+    is for nobody.  It is none of those of `asyncio.to_thread`, which others need meanwhile."""
+    return await within(PLAN, asyncio.get_running_loop().run_in_executor(_PLANNING, _planned, work, *args))
 
 
 def _planned(work: Callable[..., T], *args: Any) -> T:
@@ -201,8 +204,10 @@ class PlanService:
     async def _answer_all(self) -> None:
         while (question := self._ahead.next(self._plans)) is not None:
             data = None
-            with contextlib.suppress(MeshError):  # then it is planned for when it is needed
+            try:
                 data = await self.answer_ahead(question)
+            except Exception as fault:  # it is planned for when it is needed, and others are still to be answered
+                log.debug("not planned ahead: %s", as_error("planning ahead failed", fault))
             if self._ahead.answered(question, data):
                 self._answered()
 

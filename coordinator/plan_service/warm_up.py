@@ -82,8 +82,8 @@ class WarmUp:
     async def _rehearse(self, program: Program, question: Any) -> None:
         data = self._ahead.find(question)
         assert data is not None, "only what has a plan is rehearsed"
-        plan = await asyncio.to_thread(plan_from, data, program.graph)
         try:
+            plan = await asyncio.to_thread(plan_from, data, program.graph)
             if await self._moved_bytes(plan, program) <= self._bytes_max:
                 await self._deploy_and_drop(plan, program)
         except Exception as fault:

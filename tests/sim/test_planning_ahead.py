@@ -11,18 +11,20 @@ import numpy as np
 import pytest
 from support.simulated.simulated import chaos_run, simulate, weights_moved
 
+from coordinator.plan_service import warm_up
 from coordinator.plan_service.plan_service import LOOK_S, MADE_AHEAD, SETTLE_S
 from coordinator.plan_service.planner_client import InProcessPlanner
 from coordinator.plan_service.warm_up import QUIET_S
+from coordinator.planning.model.plan import Plan
 from coordinator.planning.model.program import Program
-from coordinator.planning.plan_codec import AnyQuestion
+from coordinator.planning.plan_codec import AnyQuestion, plan_from
 from coordinator.workers.call_report import CallReport
 from mesh.simulation.cluster import Cluster
 from mesh.simulation.engine_host import Device
 from mesh.simulation.virtual_network import Conditions
 from wire.ir.codec import hash_array
 from wire.ir.dtypes import F32
-from wire.ir.graph import GraphBuilder
+from wire.ir.graph import GraphBuilder, WireGraph
 from wire.ir.types import TensorType
 from worker.cpu import evaluate
 
@@ -276,6 +278,61 @@ def test_a_call_ends_a_rehearsal_and_gets_its_answer() -> None:
         await asyncio.sleep(SETTLED_S)
         preview = await cluster.coordinator.preview(tower().graph, "pipeline")
         assert all(row["rehearsed"] for row in preview["deaths"])
+
+    simulate(scenario, devices=four(), plan_ahead_min=0)
+
+
+FAULTS = (ValueError("no one foresaw this"), OSError(24, "Too many open files"))
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=repr)
+def test_a_question_at_which_planning_fails_keeps_no_other_from_an_answer(fault: Exception) -> None:
+    class Fails(SlowAnswers):
+        async def answer(self, question: AnyQuestion) -> bytes | None:
+            self.asked.append(question)
+            if question == self.asked[0]:
+                raise fault
+            return await InProcessPlanner().answer(question)
+
+    answers = Fails()
+
+    async def scenario(cluster: Cluster) -> None:
+        cluster.coordinator._planning._answerer = answers  # type: ignore[assignment]
+        await ask(cluster)
+        await asyncio.sleep(SETTLED_S)
+        others = {name for name in cluster.names if name != dead_in(answers.asked[0], cluster)}
+        preview = await cluster.coordinator.preview(tower().graph, "pipeline")
+        assert others <= {row["worker"] for row in preview["deaths"]}
+        assert answers.asked.count(answers.asked[0]) < 5, "it is not asked again and again"
+
+    simulate(scenario, devices=four(), plan_ahead_min=0)
+
+
+def dead_in(question: AnyQuestion, cluster: Cluster) -> str:
+    """The worker whose death a question is about, "" for none."""
+    there = {worker.name for worker in question.profiles.workers}
+    return next((name for name in cluster.names if name not in there), "")
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=repr)
+def test_a_rehearsal_that_fails_keeps_no_other_from_being_rehearsed(
+    fault: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unpacked: list[bytes] = []
+
+    def fails(data: bytes, graph: WireGraph) -> Plan:
+        unpacked.append(data)
+        if data == unpacked[0]:
+            raise fault
+        return plan_from(data, graph)
+
+    async def scenario(cluster: Cluster) -> None:
+        monkeypatch.setattr(warm_up, "plan_from", fails)
+        await ask(cluster)
+        await asyncio.sleep(SETTLED_S)
+        preview = await cluster.coordinator.preview(tower().graph, "pipeline")
+        assert [row["worker"] for row in preview["deaths"]] == list(cluster.names)
+        assert all(row["rehearsed"] for row in preview["deaths"]), "or was tried"
 
     simulate(scenario, devices=four(), plan_ahead_min=0)
 

@@ -163,6 +163,7 @@ class Credentials:
         (folder / self.files.certificate.name).unlink(missing_ok=True)
         for path in (self.files.key, self.files.trust, self._mesh_file, self.files.certificate):
             os.replace(path, folder / path.name)  # last what makes it a member
+        self._disk.sync_folder(folder)
 
     def take_trust(self, data: bytes, authority: bytes = b"", former: Former | None = None) -> bool:
         """Trust what the coordinator says, from the next handshake on; False if it is nothing new.

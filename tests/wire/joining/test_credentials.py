@@ -123,6 +123,24 @@ def test_a_disk_that_refuses_leaves_a_node_that_can_go_on(tmp_path: Path) -> Non
     assert failures > 5
 
 
+def test_an_identity_that_was_moved_is_there_after_a_power_cut(tmp_path: Path) -> None:
+    """A token may be good for one node: what it bought is on the disk once the command says so."""
+
+    class Notes(QuickDisk):
+        def __init__(self) -> None:
+            self.synced: list[tuple[str, list[str]]] = []
+
+        def sync_folder(self, folder: str | Path) -> None:
+            self.synced.append((str(folder), sorted(os.listdir(folder))))
+
+    disk, kept = Notes(), tmp_path / "kept"
+    fresh = Credentials(tmp_path / "joining", disk)
+    fresh.adopt(granted(fresh.key))
+    kept.mkdir()
+    fresh.move_to(kept)
+    assert disk.synced[-1] == (str(kept), ["certificate.pem", "mesh.json", "node.key", "trust.pem"])
+
+
 # -- renewal and revocation
 
 
