@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from wire.errors import LOG_LINES_MAX, NodeLost
+from wire.errors import LOG_LINES_MAX, MeshError, NodeLost
 from wire.link.link import Link
 from wire.protocol.messages import Beat, Suspected, Working
 from wire.system.tasks import isolated
@@ -107,22 +107,32 @@ class HealthWatch:
 
     def _changed(self, change: Transition) -> None:
         member = self._members.get(change.node)
-        self._publish("joined" if change.was is None else change.health.value, change.node, change.reason)
+        with isolated("telling of a worker"):
+            self._publish("joined" if change.was is None else change.health.value, change.node, change.reason)
         if member is None:
             return
         if change.health is Health.SUSPECT:
             member.link.notify(Suspected(change.incarnation))
         elif change.health is Health.DEAD:
             del self._members[change.node]
+            self._died(change, member)
+
+    def _died(self, change: Transition, member: Member) -> None:
+        """Tell the machine of a death, for which calls wait, whatever fails of the rest that follows."""
+        error: MeshError = NodeLost(change.reason)
+        work: Mapping[int, frozenset[str]] = {}
+        with isolated("forgetting the links of a dead worker"):
             self._prober.left(change.node)
+        with isolated("ending the link of a dead worker"):
             level = logging.INFO if member.leaving else logging.WARNING
             member.link.fail(NodeLost(change.reason), level)  # no goodbye: it may find us again
+        with isolated("explaining a death"):
             error = lost_node(member.profile.name, change, self._config.health)
             error.log_lines = (member.last_words or self.last_words(member.link.peer.pid))[-LOG_LINES_MAX:]
-            crashed = change.cause is Cause.CLOSED and not member.leaving
-            work = work_by_plan(self._runner.deployments, change.node) if crashed else {}
-            self._runner.feed(ev.NodeGone(change.node, error, work, not member.leaving))
-            self.report_waiting()
+            if change.cause is Cause.CLOSED and not member.leaving:  # it crashed
+                work = work_by_plan(self._runner.deployments, change.node)
+        self._runner.feed(ev.NodeGone(change.node, error, work, not member.leaving))
+        self.report_waiting()
 
     def _probed(self, ask: AskPeer, reached: bool | None) -> None:
         self._judge(self.detector.probed(ask, reached, self._now()))

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import inspect
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from support.simulated.simulated import simulate
 import coordinator.lifecycle.plan_shell
 import coordinator.planning.plan_messages
 import coordinator.runtime.call_runner
+import coordinator.runtime.health_watch
 import mesh.numpy as mnp
 import worker.daemon.snapshot_writer
 import worker.daemon.tensor_sender
@@ -30,6 +31,7 @@ from coordinator.sessions.plan_maker import PlanMaker
 from coordinator.sessions.plan_watch import PlanWatch
 from coordinator.workers.call_report import CallReport
 from coordinator.workers.event_feed import EventFeed
+from coordinator.workers.link_prober import LinkProber
 from coordinator.workers.straggler_detector import DeviceKey
 from mesh import Grid, Mesh, PartitionSpec, Ranks, collectives, shard_map
 from mesh.simulation.cluster import Cluster
@@ -248,6 +250,36 @@ def test_a_slow_device_is_tried_though_the_trial_of_another_fails() -> None:
         assert pacing._slow[second].tried and not pacing._slow[first].tried
 
     simulate(scenario, devices=[Device(), Device()])
+
+
+DEATHS: dict[str, Callable[[Cluster], tuple[Any, str]]] = {
+    "telling of it": lambda cluster: (cluster.coordinator.health, "_publish"),
+    "forgetting its links": lambda cluster: (LinkProber, "left"),
+    "ending its link": lambda cluster: (Link, "fail"),
+    "its last words": lambda cluster: (coordinator.runtime.health_watch, "lost_node"),
+    "what it computed": lambda cluster: (coordinator.runtime.health_watch, "work_by_plan"),
+}
+
+
+@pytest.mark.parametrize("what", DEATHS)
+def test_a_fault_in_what_follows_of_a_death_keeps_no_call_waiting_for_the_dead(what: str) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        for number, fault in enumerate(FAULTS):
+            assert await answered(cluster, 2 * number)
+            weight = weight_of(2 * number + 1)
+            cluster.coordinator.hold(hash_array(weight), weight)
+            calling = asyncio.ensure_future(cluster.coordinator.call(weighted(2 * number + 1), {"x": LARGE}))
+            await asyncio.sleep(0.1)
+            victim = cluster.names[number]
+            with failing_once(*DEATHS[what](cluster), fault) as calls:
+                cluster.kill(victim)
+                async with asyncio.timeout(ANSWER_S):
+                    await asyncio.wait([calling])
+            assert calls, "it was not called"
+            assert not calling.exception()
+            assert cluster.coordinator._usable() == cluster.coordinator._members.keys(), "nothing more is given to it"
+
+    simulate(scenario, devices=[Device(dispatch_s=0.05) for _ in range(4)])
 
 
 def test_a_host_that_cannot_be_started_again_is_tried_later() -> None:
