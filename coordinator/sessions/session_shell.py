@@ -19,7 +19,7 @@ from wire.bounds import COPIED_FEEDS, PROFILED_SPANS, SESSION_SPANS
 from wire.errors import Cancelled, MeshError
 from wire.policy.redundancy import copies_of
 from wire.protocol.messages import Deployed, Ran, Working
-from wire.system.tasks import unheard
+from wire.system.tasks import as_error, unheard
 
 from ..lifecycle.answers import Made
 from ..lifecycle.plan_shell import Arrays, PlanShell
@@ -260,7 +260,10 @@ class SessionShell(PlanShell):
             plan = None if deployment is None else deployment.plan
             if plan is not None and not run.preparing and run.part not in plan.ranks:
                 working[node] = run.plan.generation, run.step, run.seconds
-        self.feed(ev.Tick(working))
+        try:
+            self.feed(ev.Tick(working))
+        except Exception as fault:  # no other tick would come
+            self._unanswered(as_error("a session failed as time passed", fault))
 
     def _report_stuck(self, action: ev.ReportStuckStep) -> None:
         for node in sorted(action.nodes):

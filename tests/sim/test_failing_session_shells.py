@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 import coordinator.sessions.session_shell
+from coordinator.sessions import events as ev
 from coordinator.sessions.copy_shell import CopyShell
 from coordinator.sessions.plan_maker import PlanMaker
+from coordinator.sessions.state import SessionState
 from mesh import AsyncMesh
 from mesh.simulation.loop import VirtualLoop
 from wire.errors import OutOfMemory
@@ -101,5 +103,29 @@ def test_copies_that_were_let_go_leave_nothing_here() -> None:
                 await session.step(X)
             await asyncio.sleep(2)
             assert len(session.running._copies._copies) <= 2
+
+    simulate(scenario)
+
+
+def test_a_session_that_fails_as_time_passes_ends_with_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its clock it would wait for a step that hangs for ever."""
+    real, faults = SessionState.handle, [MemoryError()]
+
+    def handle(machine: SessionState, event: ev.Event, now: float) -> list[ev.Action]:
+        if isinstance(event, ev.Tick) and faults:
+            raise faults.pop()
+        return real(machine, event, now)
+
+    async def scenario(mesh: AsyncMesh) -> None:
+        async with await mesh.session(total_of, X, X, strategy="single") as session:
+            await session.step(X)
+            monkeypatch.setattr(SessionState, "handle", handle)
+            for device in mesh.simulation.devices:
+                device.stuck = True
+            with pytest.raises(OutOfMemory, match="a session failed as time passed"):
+                await session.step(X)
+            assert not faults
+            for device in mesh.simulation.devices:
+                device.stuck = False
 
     simulate(scenario)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from wire.link.keepalive import StepKeepalive
 from wire.protocol.messages import Beat, Message
 from wire.system.loop_lag import recent_lag_s
+from wire.system.tasks import isolated
 
 from ..state import events as ev
 from .machine_shell import MachineShell, Performers
@@ -46,10 +47,13 @@ class Heartbeats:
             self._timer = None
 
     def _beat(self, action: ev.StartBeats, due_s: float) -> None:
-        if self._shell.machine is None:  # the worker ends
+        machine = self._shell.machine
+        if machine is None:  # the worker ends
             return
-        self._send(None)
-        self._steps.check(self._shell.machine.used())
+        with isolated("a heartbeat"):  # the next one is sent in any case
+            self._send(None)
+        with isolated("the watch over links of steps"):
+            self._steps.check(machine.used())
         due_s = max(due_s + action.beat_s, self._loop.time())
         self._timer = self._loop.call_at(due_s, self._beat, action, due_s)
 

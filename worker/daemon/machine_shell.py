@@ -15,7 +15,7 @@ from typing import Any, get_args
 from wire.errors import MeshError
 from wire.protocol.messages import Message
 from wire.system.outcome import Outcome
-from wire.system.tasks import Tasks, as_error
+from wire.system.tasks import AGAIN_S, Tasks, as_error
 
 from ..state import events as ev
 from ..state.action_failures import doing, failure_of
@@ -91,6 +91,11 @@ class MachineShell:
                 log.debug("%s", event)
                 for action in machine.handle(event, self._loop.time()):
                     self._perform(action)
+        except Exception:
+            self._loop.call_later(
+                AGAIN_S, self._arm_ticker, machine
+            )  # time goes on, but not at once: it may fail again
+            raise
         finally:
             self._handling = False
         self._arm_ticker(machine)
