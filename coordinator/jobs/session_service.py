@@ -56,7 +56,7 @@ from wire.protocol.messages import (
     SessionTold,
 )
 from wire.roles import OPERATOR, may, member_id
-from wire.system.tasks import Tasks, unheard
+from wire.system.tasks import Tasks, isolated, unheard
 from wire.transfer.content_exchange import BlobExchange, graph_from, off_loop, sent_separately
 from wire.units import counted, size_text
 
@@ -623,7 +623,8 @@ class SessionService:
         """Nobody drives a session with a name any more, for now."""
         if opened.session is not None and not opened.over:
             opened.away = True
-            opened.session.client_went(True)
+            with isolated("telling a session that its client went"):  # it ends in time all the same
+                opened.session.client_went(True)
         self._leave(opened, self._keep_s if opened.session is None or opened.over else self._keep_named_s)
 
     def _leave(self, opened: ClientSession, keep_s: float) -> None:

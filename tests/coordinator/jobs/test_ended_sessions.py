@@ -45,3 +45,23 @@ async def test_one_whose_client_goes_while_workers_let_go_of_it_is_forgotten_all
     await asyncio.gather(*service._ending)
     assert forgotten == ["@session id", "@session-record id", "@session-driver id"]
     assert released == [b"an output"] and isinstance(later.exception(), Cancelled)
+
+
+async def test_a_fault_in_one_session_of_a_client_that_went_keeps_no_other_from_its_end() -> None:
+    """It would hold its workers' memory for ever."""
+    left: list[str] = []
+
+    def fails(away: bool) -> None:
+        raise ValueError("no one foresaw this")
+
+    def opened(name: str, went: Any) -> Any:
+        session = SimpleNamespace(client_went=went)
+        return SimpleNamespace(id=name, client="laptop", over=False, session=session, terms=SimpleNamespace(name=name))
+
+    service = cast(Any, SessionService.__new__(SessionService))
+    service._sessions = {name: opened(name, went) for name, went in (("bad", fails), ("good", lambda away: None))}
+    service._keep_s = service._keep_named_s = 1.0
+    service._linked = lambda client: False
+    service._leave = lambda session, keep_s: left.append(session.id)
+    service._client_gone(cast(Any, SimpleNamespace(peer=SimpleNamespace(node_id="laptop"))), None)
+    assert left == ["bad", "good"], "each has so long to be taken up again, and no longer"
