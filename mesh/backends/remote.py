@@ -181,7 +181,8 @@ class Remote:
                 raise expired or await membership.why(where) or error from None
             raise
         remote._link, remote._address = link, (host, port)
-        await membership.met(link.peer.addresses or (link.address,))
+        membership.met(link.peer.addresses or (link.address,))
+        await membership.remembered()  # a command may end at once
         remote._lasting.keep("keeping the certificate", membership.keep)
         remote._lasting.keep("the watch over the link", remote._watch.run)
         return remote

@@ -9,7 +9,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterable, Awaitable, Sequence
+from collections.abc import AsyncIterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -43,16 +43,22 @@ class Membership:
         self.coordinator = coordinator_known(self._file)
         self._nap = InterruptibleSleep()
         self._notes = InOrder()
+        self._noting: asyncio.Task[None] | None = None  # the newest
         self._tasks = Tasks()
         self._trusting: asyncio.Task[None] | None = None  # as the coordinator said last
 
-    def met(self, addresses: Sequence[str]) -> Awaitable[None]:
+    def met(self, addresses: Sequence[str]) -> None:
         """The coordinator can be dialled at these "host:port": it renews certificates, and is looked for after a
-        restart.  What is returned is over once a disk has it."""
+        restart."""
         if addresses and tuple(addresses) != self.coordinator:
             self.coordinator = tuple(addresses)
-        write = partial(asyncio.to_thread, remember_coordinator, self._file.parent, self.coordinator)
-        return self._notes.begin("remembering the coordinator", write)
+            write = partial(asyncio.to_thread, remember_coordinator, self._file.parent, self.coordinator)
+            self._noting = self._notes.begin("remembering the coordinator", write)
+
+    async def remembered(self) -> None:
+        """Return once the disk has where the coordinator is, or has refused it."""
+        if self._noting is not None:
+            await asyncio.shield(self._noting)
 
     async def keep(self) -> None:
         """Keep the certificate renewed, for ever; at once if it has run out."""

@@ -110,13 +110,17 @@ def test_one_that_is_closed_tries_nothing_again(tmp_path: Path) -> None:
 
 
 def test_where_the_coordinator_is_dialled_is_remembered_in_order(tmp_path: Path) -> None:
-    node = member(tmp_path, Fuse())
+    node, file = member(tmp_path, Fuse()), tmp_path / "coordinator.json"
 
     async def story() -> None:
         node.met(["10.0.0.1:7100"])
-        await node.met(["10.0.0.2:7100", "10.0.0.1:7100"])
-        await node.met([])
-        known = coordinator_known(tmp_path / "coordinator.json")
-        assert node.coordinator == known == ("10.0.0.2:7100", "10.0.0.1:7100")
+        node.met(["10.0.0.2:7100", "10.0.0.1:7100"])
+        await node.remembered()
+        assert node.coordinator == coordinator_known(file) == ("10.0.0.2:7100", "10.0.0.1:7100")
+        file.unlink()
+        for known in (node.coordinator, ()):
+            node.met(known)
+            await node.remembered()
+        assert not file.exists(), "what is known is not written again"
 
     run(story)
