@@ -153,7 +153,8 @@ class StandbyShell:
             number, record = self._records, self._record
             await self.file.change(record=record)
             self._written = number
-            self._go_on()
+            with isolated("what follows of a promise"):  # the disk has taken it
+                self._go_on()
 
     def _refused(self, error: MeshError) -> None:
         """The disk does not take the record: end, once."""

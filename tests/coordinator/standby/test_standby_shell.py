@@ -12,6 +12,7 @@ from support.hostile.faulty_disk import FaultyDisk, Fuse, QuickDisk, SlowDisk
 
 from coordinator.standby import events as ev
 from coordinator.standby.shell import StandbyShell
+from coordinator.standby.state import StandbyState
 from wire.bounds import STANDBY_ACTIONS
 from wire.errors import NotDurable
 from wire.link.link import Link
@@ -129,3 +130,28 @@ async def test_an_action_that_fails_keeps_no_other_from_being_done(
     shell.feed(ev.Tick())
     assert [each.node for each in standby.did] == ["a", "b"]
     assert caplog.text.count("the standby's Send failed") == 2
+
+
+async def test_a_fault_of_the_machine_after_a_promise_is_not_taken_for_one_of_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SlowDisk()
+    standby = Standby(tmp_path, disk)
+    voting = asyncio.create_task(standby.vote(Stage.PROMISE, Ballot(1, "first")))
+    await disk.begins()
+    real = StandbyState.handle
+
+    def handle(machine: StandbyState, event: ev.Event, now: float) -> list[ev.Action]:
+        if isinstance(event, ev.Named):
+            raise ValueError("no one foresaw this")
+        return real(machine, event, now)
+
+    monkeypatch.setattr(StandbyState, "handle", handle)
+    standby.shell.feed(ev.Tick(), lambda: standby.shell.feed(ev.Named(frozenset())))
+    disk.goes_on.set()
+    async with asyncio.timeout(HANGS_S):
+        assert (await voting).granted
+        while standby.shell._inbox or standby.shell._due:
+            await asyncio.sleep(0.01)
+    assert not standby.broken
+    assert (await standby.vote(Stage.PROMISE, Ballot(2, "first"))).granted
