@@ -7,7 +7,9 @@ command line, which every user of a machine can read.
 
 from __future__ import annotations
 
+import asyncio
 import getpass
+import logging
 import os
 import re
 import socket
@@ -21,12 +23,15 @@ from pathlib import Path
 from wire.addresses import parse_address, shown
 from wire.errors import ConfigError
 from wire.joining.credentials import Credentials
+from wire.joining.join_protocol import Admitted
 from wire.joining.join_tokens import Token, discovery_key, parse_token
 from wire.link.membership import COORDINATOR_FILE, Membership, ask_to_join, coordinator_known, remember_coordinator
 from wire.roles import ADMIN
 from wire.system.file_lock import FileLock
 from wire.system.private_folder import private_folder, state_root
 from wire.timeouts import DEFAULT_TIMEOUTS, Timeouts
+
+log = logging.getLogger("graph_mesh.identity")
 
 LEFT_S_MIN = 6 * 3600.0  # at home a certificate with less time left is renewed on the way
 AUTHORITY_FOLDER = "@authority"  # beside the folders of workers, none of which begins with @
@@ -167,16 +172,33 @@ async def join_mesh(
     root = state_root(state_dir)
     private_folder(root)
     with tempfile.TemporaryDirectory(prefix=".joining-", dir=root) as folder:
-        fresh = Credentials(Path(folder))
+        fresh = await asyncio.to_thread(Credentials, Path(folder))
         async with aclosing(_whom(token, peers, interfaces, timeouts.find_coordinator_s)) as whom:
             admitted, address = await ask_to_join(whom, token, fresh.key, role, name, timeouts)
-        fresh.adopt(admitted)
-        mesh = admitted.grant.mesh
-        with place(mesh) as kept:
+        await asyncio.to_thread(_move_in, fresh, admitted, address, root, place)
+    return admitted.grant.mesh
+
+
+def _move_in(
+    fresh: Credentials,
+    admitted: Admitted,
+    address: str,
+    root: Path,
+    place: Callable[[str], AbstractContextManager[Path]],
+) -> None:
+    """Keep what the coordinator at an address gave; ConfigError where that cannot be written."""
+    fresh.adopt(admitted)
+    mesh = admitted.grant.mesh
+    with place(mesh) as kept:
+        try:
             fresh.move_to(private_folder(kept))
-            remember_coordinator(kept, [address])
-    (root / JOINED_FILE).write_text(mesh + "\n")
-    return mesh
+        except OSError as error:
+            raise ConfigError(f"cannot write in {kept}", cause=str(error)) from None
+        remember_coordinator(kept, [address])
+    try:
+        (root / JOINED_FILE).write_text(mesh + "\n")
+    except OSError as error:  # it is a member all the same
+        log.warning("cannot remember which mesh was joined last: %s; name it in each command: --mesh %s", error, mesh)
 
 
 async def _whom(
