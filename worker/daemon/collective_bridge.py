@@ -328,7 +328,8 @@ class Bridge:
         link = self._links.get(original.node)
         if link is None or link.closed:
             return  # `linked` sends it
-        for number in range(original.sent, reader.written):
+        fits = min(reader.read, original.sent) + reader.slots  # whatever a broken host counts
+        for number in range(original.sent, min(reader.written, fits)):
             if link.closed:  # by what was sent just now
                 return
             data = reader.message(number)

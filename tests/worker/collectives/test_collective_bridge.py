@@ -12,7 +12,8 @@ import pytest_asyncio
 from support.machines.bridges import MEMBERS, PLAN, Link, Network, prepared, reducing
 
 from wire.errors import ConnectFailed, NodeLost, OutOfMemory, ProtocolError, StaleGeneration
-from wire.protocol.messages import Gang, Letter, LettersRead, Member, PlanKey
+from wire.protocol.messages import Gang, Letter, LettersRead, Member, Message, PlanKey
+from worker.collectives.ring_buffer import _READ, _WRITTEN, SLOTS
 from worker.daemon.collective_bridge import name_of
 from worker.engine.protocol import never
 
@@ -115,3 +116,27 @@ async def test_a_link_that_ends_under_what_is_sent_takes_no_host_along(network: 
     ranks[0].fail(OutOfMemory("no room"))
     bridge.buffers_changed(0)
     assert len(sent) == 1 and link.closed
+
+
+@pytest.mark.parametrize("read", [0, 1 << 39])
+async def test_a_host_that_counts_wrongly_holds_up_its_daemon_no_longer_than_its_ring_buffer(
+    network: Network, read: int
+) -> None:
+    """As one may whose driver wrote into its memory: the daemon still beats."""
+    prepared(network)
+    while network.flying:
+        network.deliver()
+    bridge, link = network.nodes["a"].bridge, network.nodes["a"].links["b"]
+    (original,) = bridge._originals.values()
+    assert original.reader is not None
+    original.reader._words[_WRITTEN] = 1 << 40
+    original.reader._words[_READ] = read
+    sent: list[Message] = []
+
+    def notify(message: Message) -> None:
+        sent.append(message)
+        assert len(sent) <= SLOTS, "it would go on and on"
+
+    link.notify = notify
+    bridge.buffers_changed(0)
+    assert [type(each) for each in sent] == [Letter] * SLOTS
