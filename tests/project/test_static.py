@@ -356,3 +356,51 @@ def test_shells_make_tasks_in_one_place_only() -> None:
 )
 def test_every_way_to_make_a_task_is_seen(text: str, found: int) -> None:
     assert len(list(tasks_made(ast.parse(text)))) == found
+
+
+# -- disks and locks
+
+WAITS = "write_whole", "sync_file", "sync_folder", "fsync", "FileLock", "remember_coordinator", "take_trust"
+WAITS_OF = "credentials.adopt", "fresh.adopt", "authority.certify_coordinator", "authority.admit_here"
+
+
+def waits_for_a_disk(tree: ast.AST) -> Iterator[ast.Call]:
+    """Calls in coroutines of what waits for a disk or for another process; a thread is given the function, which is no
+    call."""
+    for function in ast.walk(tree):
+        if isinstance(function, ast.AsyncFunctionDef):
+            yield from (node for node in _own(function) if isinstance(node, ast.Call) and _waits(node))
+
+
+def _own(function: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a function, but for those of functions in it."""
+    for node in ast.iter_child_nodes(function):
+        if not isinstance(node, ast.Lambda | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+            yield from _own(node)
+
+
+def _waits(call: ast.Call) -> bool:
+    name = ast.unparse(call.func)
+    return name.rpartition(".")[2] in WAITS or name.endswith(WAITS_OF)
+
+
+def test_no_event_loop_waits_for_a_disk() -> None:
+    waits = [f"{file.path}:{call.lineno}" for file in PROGRAM for call in waits_for_a_disk(file.tree)]
+    assert not waits, f"use asyncio.to_thread, wire/system/in_order.py or behind_lock: {waits}"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("async def f():\n    self._disk.write_whole(path, parts)", 1),
+        ("async def f():\n    with FileLock(path):\n        os.fsync(1)", 2),
+        ("async def f():\n    await self.credentials.adopt(admitted)", 1),
+        ("async def f():\n    await asyncio.to_thread(self._disk.write_whole, path, parts)", 0),
+        ("async def f():\n    await to_thread(lambda: take_trust(data))\n    def g():\n        os.fsync(1)", 0),
+        ("def f():\n    os.fsync(1)", 0),
+        ("async def f():\n    await self.adopt(link, host)", 0),
+    ],
+)
+def test_every_wait_for_a_disk_is_seen(text: str, found: int) -> None:
+    assert len(list(waits_for_a_disk(ast.parse(text)))) == found
