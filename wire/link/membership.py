@@ -132,10 +132,9 @@ class Membership:
                     last_logged = str(error)
                     log.error("whom to trust is not written, and is not heeded before that: %s", error)
             await asyncio.sleep(TRUST_AGAIN_S)
-        if not news:
-            return
+        # Also where it is no news: it may have been written for one that was said before, and is not awaited any more.
         if self.credentials.outdated:
-            log.info("mesh %s has a new authority", self.credentials.mesh)
+            log.log(logging.INFO if news else logging.DEBUG, "mesh %s has a new authority", self.credentials.mesh)
             self._nap.end()
         out = self.credentials.revocations
         for link in list(endpoint.links.values()):

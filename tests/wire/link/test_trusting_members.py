@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.hostile.faulty_disk import FaultyDisk, Fuse, QuickDisk
+from support.hostile.faulty_disk import HANGS_S, FaultyDisk, Fuse, QuickDisk, SlowDisk
 from support.tls import MESH
 
 from mesh.simulation.loop import VirtualLoop
@@ -82,6 +82,20 @@ def test_what_is_said_later_counts_though_the_disk_refused_what_was_said_before(
 
     run(story)
     assert node.credentials.admitted.authority == later.certificate and node.credentials.outdated
+
+
+async def test_what_is_said_again_while_it_is_written_is_heeded_all_the_same(tmp_path: Path) -> None:
+    """It comes over each new link."""
+    member(tmp_path, Fuse())
+    disk, here = SlowDisk(), endpoint(BAD, "good")
+    node = Membership(Credentials(tmp_path, disk), tmp_path)
+    node.trust(here, BY.revocations([BAD], 1), b"", NOBODY)
+    await disk.begins()
+    again = node.trust(here, BY.revocations([BAD], 1), b"", NOBODY)
+    disk.goes_on.set()
+    async with asyncio.timeout(HANGS_S):
+        await again
+    assert here.ended == [BAD]
 
 
 def test_whoever_signs_for_another_mesh_is_blamed_at_once(tmp_path: Path) -> None:
