@@ -79,7 +79,8 @@ class LinkHandler:
     def on_unlinked(self, link: Link, error: MeshError | None) -> None:
         log.info("link to %s %s ended%s", link.peer.role, link.peer.name, f": {error}" if error else "")
         silent, goodbye = error is not None and error.cause == SILENT, error is None
-        self._shell.feed(ev.NodeUnlinked(link.peer.node_id, silent, goodbye))
+        with isolated("what follows of the end of a link"):  # the owner is dialled again in any case
+            self._shell.feed(ev.NodeUnlinked(link.peer.node_id, silent, goodbye))
         if self._shell.machine is not None:  # else it ends
             for tell in self.unlinked:
                 with isolated("hearing of the end of a link"):

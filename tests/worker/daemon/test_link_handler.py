@@ -29,3 +29,15 @@ def test_who_fails_at_hearing_of_a_link_keeps_no_other_from_hearing_of_it(
     handler.on_unlinked(link, None)
     assert told == ["linked to other", ev.NodeLinked.__name__, ev.NodeUnlinked.__name__, "no link to other"]
     assert caplog.text.count(f"{fault!r}".partition("(")[0]) == 2
+
+
+def test_a_machine_that_fails_at_the_end_of_a_link_keeps_nobody_from_dialling_again() -> None:
+    told: list[str] = []
+
+    def fails(event: ev.Event) -> None:
+        raise ValueError("no one foresaw this")
+
+    handler = LinkHandler(cast(Any, SimpleNamespace(feed=fails, machine=1)))
+    handler.unlinked.append(told.append)
+    handler.on_unlinked(cast(Any, SimpleNamespace(peer=SimpleNamespace(node_id="owner", name="o", role="r"))), None)
+    assert told == ["owner"]
