@@ -156,5 +156,7 @@ class HealthWatch:
                 late_s = self._now() - wake_s
                 for _ in range(READ_PASSES):
                     await asyncio.sleep(0)
-                self._judge(self.detector.tick(self._now(), late_s))
-                self._runner.feed(ev.Tick())
+                try:
+                    self._judge(self.detector.tick(self._now(), late_s))
+                finally:  # calls wait for time to pass, whatever becomes of the judgement
+                    self._runner.feed(ev.Tick())
