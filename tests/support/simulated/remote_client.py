@@ -25,6 +25,9 @@ class NoMembership:
     def met(self, addresses: Sequence[str]) -> None:
         return
 
+    def close(self) -> None:
+        return
+
 
 async def client_of(cluster: Cluster, name: str = CLIENT, member: str = "d" * 32) -> Remote:
     """A client whose only link is that to the daemon: a process on a host of this name, of this member."""
