@@ -214,7 +214,7 @@ def submission(name: str, job: Job, detach: bool) -> SubmitJob:
     """What a client says to have a job done."""
     made = job.random
     inputs, params = (
-        tuple(BlobExchange.named(each, array, apart=False) for each, array in side.items())
+        tuple(BlobExchange.named(each, array, sent_separately=False) for each, array in side.items())
         for side in (made.inputs, made.params)
     )
     return SubmitJob(made.graph.encoded, inputs, params, job.program.strategy, detach, "", name)
