@@ -23,7 +23,7 @@ from ..errors import ConfigError
 
 T = TypeVar("T")
 POLL_S = 0.01  # between two attempts while another process holds it
-UNLIMITED = -1.0  # filelock's word for it
+UNLIMITED = -1.0  # filelock's word for it; for engine hosts, which their daemon ends if they take too long
 _WAITING = ThreadPoolExecutor(4, "lock")
 
 

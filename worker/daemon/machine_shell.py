@@ -92,9 +92,8 @@ class MachineShell:
                 for action in machine.handle(event, self._loop.time()):
                     self._perform(action)
         except Exception:
-            self._loop.call_later(
-                AGAIN_S, self._arm_ticker, machine
-            )  # time goes on, but not at once: it may fail again
+            # Time goes on, though not at once: the machine may fail at it again.
+            self._loop.call_later(AGAIN_S, self._arm_ticker, machine)
             raise
         finally:
             self._handling = False
