@@ -71,7 +71,7 @@ def test_no_request_of_a_coordinator_or_a_worker_waits_without_a_limit() -> None
     mine = [path for path in SOURCES if path.startswith(("coordinator/", "worker/", "wire/transfer/"))]
     found = [each for path in mine for each in unlimited(path)]
     # BlobExchange.fetch has the limit of the whole exchange around this one.
-    assert [each.partition(": ")[2] for each in found] == ["link.request(asked)"], "\n".join(found)
+    assert [each.partition(": ")[2] for each in found] == ["link.request(request)"], "\n".join(found)
 
 
 # -- waiting
