@@ -126,7 +126,7 @@ def test_a_session_that_cannot_be_resumed_is_let_go_when_it_is_closed() -> None:
         with pytest.raises(MeshError):
             await session.step(x)
         await session.close()
-        assert not cluster.sessions._sessions and not cluster.coordinator.sessions.kept
+        assert not cluster.sessions._sessions and not cluster.coordinator.sessions.kept_plans
         await mesh.close()
 
     simulate_durable(1, 3, unreadable, mortal=False)
