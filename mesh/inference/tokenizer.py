@@ -6,12 +6,14 @@ The door of the tokenizers library, which reads the folder's tokenizer.json, or 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from wire.cached_property import cached_property
 from wire.errors import ConfigError, InputError
 
 from ..models.decoder import Text, TextMetadata
@@ -67,6 +69,35 @@ class Tokenizer:
             ) from None
         with self._reading("cannot take the text"):
             return list(self._own.encode(text, add_special_tokens=framed).ids)
+
+    def marked(self, text: str, mark: str) -> list[int]:
+        """The tokens of a text, unframed, in which `mark` stands within words that only spell special tokens; it is no
+        part of the text.  Other special tokens split it, as they do without marks."""
+        words = re.compile("|".join(map(re.escape, sorted(self.special_tokens, key=len, reverse=True))))
+        ids: list[int] = []
+        read = begin = 0  # what has its tokens, and where the text between two special tokens begins
+        for end, after in (*(found.span() for found in words.finditer(text)), (len(text), len(text))):
+            between = text[begin:end]
+            if mark in between:
+                ids += self.ids(text[read:begin], framed=False)
+                with self._reading("cannot take the text"):
+                    ids += self._plain.encode(between.replace(mark, ""), add_special_tokens=False).ids
+                read = end
+            begin = after
+        return ids + self.ids(text[read:], framed=False)
+
+    @cached_property
+    def special_tokens(self) -> list[str]:
+        """The special tokens that consist of several characters, as texts."""
+        added = self._own.get_added_tokens_decoder().values()
+        return [token.content for token in added if token.special and len(token.content) > 1]
+
+    @cached_property
+    def _plain(self) -> Any:
+        """The same tokenizer, to which special tokens are text."""
+        plain = self._own.from_str(self._own.to_str())
+        plain.encode_special_tokens = True
+        return plain
 
     def text(self, ids: Sequence[int], special: bool = False) -> str:
         """The text of these tokens, without special tokens such as the one that ends a text, unless `special`."""

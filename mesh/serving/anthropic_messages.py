@@ -54,8 +54,8 @@ async def count_tokens(call: Call) -> Reply:
     chat = _conversation(fields)
     fields.done()
     (prompt,) = (await asked(model, chat, TextRequest((), Sampling()))).prompts
-    assert isinstance(prompt, str)
-    return JsonReply({"input_tokens": len(await asyncio.to_thread(model.tokenizer.ids, prompt, framed=False))})
+    tokens = await asyncio.to_thread(model.tokenizer.ids, prompt, framed=False) if isinstance(prompt, str) else prompt
+    return JsonReply({"input_tokens": len(tokens)})
 
 
 # -- reading

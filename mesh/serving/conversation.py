@@ -17,6 +17,7 @@ from .api_error import ApiError, wrong
 from .fields import Fields, whole_characters
 from .grammar import ANY_OBJECT, Grammar
 from .served_text import ServedText
+from .special_tokens import mark_for, marked
 from .tool_format import format_of, grammar
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -56,7 +57,7 @@ def _asked(model: ServedText, chat: Conversation, how: TextRequest) -> TextReque
         raise ApiError(
             400, f"the chat template of {model.facts.name!r} has no tools", code="unsupported_parameter", param="tools"
         )
-    prompt = model.prompt_of(for_template(chat.messages, source), tools, chat.template, chat.continued)
+    prompt = _prompt(model, for_template(chat.messages, source), tools, chat)
     if not tools:
         return replace(how, prompts=(prompt,), grammar=chat.format)
     row = format_of(source)
@@ -66,6 +67,18 @@ def _asked(model: ServedText, chat: Conversation, how: TextRequest) -> TextReque
     if not named:
         raise wrong(f"tool_choice names {chat.tool_choice!r}, which is none of the tools", "tool_choice")
     return replace(how, prompts=(prompt,), grammar=grammar(row, named, model.tokenizer.id_of), tools=row)
+
+
+def _prompt(
+    model: ServedText, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], chat: Conversation
+) -> str | tuple[int, ...]:
+    """The text of a conversation; its tokens where a text in it spells a special one."""
+    tokens, more = model.tokenizer.special_tokens, dict(chat.template)
+    mark = mark_for((messages, tools, more), tokens)
+    if not mark:
+        return model.prompt_of(messages, tools, more, chat.continued)
+    messages, tools, more = (marked(each, tokens, mark) for each in (messages, tools, more))
+    return tuple(model.tokenizer.marked(model.prompt_of(messages, tools, more, chat.continued), mark))
 
 
 # -- reading
