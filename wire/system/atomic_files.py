@@ -33,23 +33,27 @@ else:
 class Disk:
     """The disk of this machine."""
 
-    def write_whole(self, path: str | Path, parts: Sequence[Data], writer: str = "") -> None:
+    def write_whole(self, path: str | Path, parts: Sequence[Data], writer: str = "", lasting: bool = True) -> None:
         """Make `path` hold exactly `parts`, for this user's eyes only, or leave it as it was; OSError if it cannot.
 
-        Where several write the same path at once, each gives its own `writer`: two would write into one file.
+        Where several write the same path at once, each gives its own `writer`: two would write into one file.  A file
+        that is not `lasting` is not waited for: whoever reads it after a loss of power has to find out whether it is
+        whole.
         """
         writing = f"{path}{writer}{WRITING}"
         try:
             with open(writing, "wb", buffering=0, opener=_private) as file:
                 for part in parts:
                     self.write(file.fileno(), part)
-                self.sync(file.fileno())
+                if lasting:
+                    self.sync(file.fileno())
             self.replace(writing, path)
         except OSError:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(writing)
             raise
-        self.sync_folder(os.path.dirname(path) or os.curdir)
+        if lasting:
+            self.sync_folder(os.path.dirname(path) or os.curdir)
 
     def append(self, path: Path, data: Data) -> None:
         """Add `data` to a file, or leave it as it was; OSError if the disk refuses."""

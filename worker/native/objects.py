@@ -126,7 +126,8 @@ class _Folder:
             return
         try:
             path = self._path / f"{name}{ENDING}"
-            self._disk.write_whole(path, [_digest(name.encode() + code), code], writer=self._writer)
+            parts = [_digest(name.encode() + code), code]  # by which `read` knows one that a loss of power damaged
+            self._disk.write_whole(path, parts, writer=self._writer, lasting=False)
             self._trim()
         except OSError as error:
             logger.warning("a compiled kernel is not kept in %s: %s", self._path, error)

@@ -57,15 +57,25 @@ def test_another_process_finds_what_one_compiled(tmp_path: Path) -> None:
 
 def test_two_that_keep_the_same_object_at_once_both_do(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Interrupted(Disk):
-        def sync(self, fd: int) -> None:
+        def replace(self, old: str | Path, new: str | Path) -> None:
             """Another worker begins and ends while this one writes."""
             assert called(Objects(tmp_path).loaded("a", returning(7))) == 7
-            super().sync(fd)
+            super().replace(old, new)
 
     assert called(Objects(tmp_path, disk=Interrupted()).loaded("a", returning(7))) == 7
     assert caplog.messages == []
     assert called(Objects(tmp_path).loaded("a", returning(8))) == 7
     assert len(list(tmp_path.iterdir())) == 1, "nothing half written is left"
+
+
+def test_nobody_waits_for_the_disk_to_have_an_object(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Slow(Disk):
+        def sync(self, fd: int) -> None:
+            raise OSError("this takes as long as the disk's other work")
+
+    assert called(Objects(tmp_path, disk=Slow()).loaded("a", returning(7))) == 7
+    assert caplog.messages == []
+    assert called(Objects(tmp_path).loaded("a", returning(8))) == 7, "it is kept"
 
 
 @POSIX
