@@ -6,6 +6,8 @@ SERVER is llama.cpp's `llama-server`, PYTHON an interpreter that has torch and t
 the same random weights: the two servers the same GGUF file, with matrices of the kind F32 or Q8_0, and transformers the
 floats, a text at a time.  Ours is `mesh-coord serve-model` with one worker process.  Everybody has the same number of
 threads, and the clients are in this process.  Each round has new prompts, and asks each in turn, in another order.
+With `--turns 2` or more a stream that is over asks anew, and answers have 0.4 to 1.6 times as many tokens: so some read
+prompts while others go on, as under users who do not begin together.
 Given are medians: tokens per second from the first request to the last token, those per second of the server's
 processor time, which others on the machine disturb less, seconds to the first token, and the median ratios of the
 rounds.  The share of texts that are the same, token by token, says that the weights are.
@@ -25,7 +27,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--prompt", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--turns", type=int, default=1, help="texts that each stream asks for, one after the other")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=5)
     first = "give all of them real-time priority during a measurement, on a machine with much else to do"
@@ -73,6 +76,14 @@ def main() -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class Text:
+    """What a stream asks for: so many tokens behind a prompt."""
+
+    prompt: list[int]
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
     """What a server did in a round: tokens per second, per second of processor time, seconds to each stream's first
     token, and the tokens of each text as it says them."""
@@ -92,17 +103,21 @@ class Server:
     model: str
     pid: int
 
-    def measure(self, prompts: list[list[int]], tokens: int) -> Measured:
+    def measure(self, streams: list[list[Text]]) -> Measured:
         began_cpu_s, began_s = processor_s(self.pid), time.perf_counter()
-        heard = asyncio.run(self._all(prompts, tokens))
+        heard = [each for stream in asyncio.run(self._all(streams)) for each in stream]
         took_s, took_cpu_s = time.perf_counter() - began_s, processor_s(self.pid) - began_cpu_s
-        count = len(prompts) * tokens
+        count = sum(text.tokens for stream in streams for text in stream)
         return Measured(count / took_s, count / took_cpu_s, [first for first, _ in heard], [said for _, said in heard])
 
-    async def _all(self, prompts: list[list[int]], tokens: int) -> list[tuple[float, str]]:
-        connector, limit = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(ANSWER_S)
+    async def _all(self, streams: list[list[Text]]) -> list[list[tuple[float, str]]]:
+        connector, limit = aiohttp.TCPConnector(limit=0, force_close=True), aiohttp.ClientTimeout(ANSWER_S)
         async with aiohttp.ClientSession(connector=connector, timeout=limit) as session:
-            return await asyncio.gather(*(self._one(session, prompt, tokens) for prompt in prompts))
+
+            async def one(stream: list[Text]) -> list[tuple[float, str]]:
+                return [await self._one(session, text.prompt, text.tokens) for text in stream]
+
+            return await asyncio.gather(*(one(stream) for stream in streams))
 
     async def _one(self, session: aiohttp.ClientSession, prompt: list[int], tokens: int) -> tuple[float, str]:
         """The seconds to the first token, and the text."""
@@ -135,15 +150,15 @@ class OneByOne:
     def pid(self) -> int:
         return self.process.pid
 
-    def measure(self, prompts: list[list[int]], tokens: int) -> Measured:
+    def measure(self, streams: list[list[Text]]) -> Measured:
         assert self.process.stdin is not None and self.process.stdout is not None
-        asked = {"prompts": prompts[:ONE_BY_ONE], "tokens": tokens}
+        texts = [asdict(text) for stream in streams for text in stream][:ONE_BY_ONE]
         began_cpu_s = processor_s(self.pid)
-        print(json.dumps(asked), file=self.process.stdin, flush=True)
+        print(json.dumps(texts), file=self.process.stdin, flush=True)
         line = self.process.stdout.readline()
         assert line, "transformers failed"
         told, took_cpu_s = json.loads(line), processor_s(self.pid) - began_cpu_s
-        count = len(asked["prompts"]) * tokens
+        count = sum(text["tokens"] for text in texts)
         return Measured(count / told["seconds"], count / took_cpu_s, [], told["said"])
 
 
@@ -162,7 +177,7 @@ def llama_cpp(asked: argparse.Namespace, file: Path, folder: Path) -> Iterator[S
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    context = str(asked.streams * (asked.prompt + asked.tokens + 64))
+    context = str(asked.streams * (asked.prompt + 2 * asked.tokens + 64))
     command = [
         asked.llama, "--model", str(file), "--host", "127.0.0.1", "--port", port, "--parallel", str(asked.streams),
         "--ctx-size", context, "--threads", str(asked.threads), "--threads-batch", str(asked.threads),
@@ -204,12 +219,18 @@ def one_round(
     asked: argparse.Namespace, peers: list[Server | OneByOne], vocabulary: int, number: int
 ) -> list[Measured]:
     """What each did, by turns in another order each round."""
-    prompts = np.random.default_rng(number).integers(1, vocabulary, (asked.streams, asked.prompt)).tolist()
+    rng = np.random.default_rng(number)
+
+    def text() -> Text:
+        share = rng.uniform(0.4, 1.6) if asked.turns > 1 else 1.0
+        return Text(rng.integers(1, vocabulary, asked.prompt).tolist(), round(share * asked.tokens))
+
+    streams = [[text() for _ in range(asked.turns)] for _ in range(asked.streams)]
     found: dict[int, Measured] = {}
     for turn in range(len(peers)):
         place = (turn + number) % len(peers)
         with undisturbed(peers[place].pid) if asked.first else nullcontext():
-            found[place] = peers[place].measure(prompts, asked.tokens)
+            found[place] = peers[place].measure(streams)
         time.sleep(asked.pause)
     return [found[place] for place in range(len(peers))]
 

@@ -438,9 +438,10 @@ class Slots:
             tuple([text.changes if text else {} for text in self._texts]), np.zeros(slots, np.int32),
         )  # fmt: skip
         choosing: list[_Text | None] = [None] * slots
+        shares = self._shares(provided)
         for slot, text in enumerate(self._texts):
-            if text is not None and text in provided:
-                choosing[slot] = self._give(feeds, slot, text)
+            if text is not None and shares.get(text):
+                choosing[slot] = self._give(feeds, slot, text, shares[text])
         if not feeds.count.any():
             return None
         self._under_way.append(choosing)
@@ -592,9 +593,23 @@ class Slots:
         """The drafts that its next step has a column and a position for."""
         return text.checkable[: max(0, min(self.chunk, self.room.length - text.fed) - 1)]
 
-    def _give(self, feeds: Feeds, slot: int, text: _Text) -> _Text | None:
-        """Put a text's next tokens into the feeds; the text, if this step chooses one for it."""
-        known, drafts = self._known(text), self._drafts(text)
+    def _shares(self, texts: Sequence[_Text]) -> dict[_Text, int]:
+        """How many tokens of each text the next step takes.
+
+        A step that takes all tokens of many texts computes as many for each.  So where it would be less than half full,
+        as many texts as may read while the others go on do so, the first ones first, and the others read one token.
+        """
+        shares = {text: self._until(text) - text.fed for text in texts}
+        readers = [text for text, share in shares.items() if share > 1]
+        few = max(shares.values(), default=0) <= self.few
+        if not few and 2 * sum(shares.values()) < self.room.slots * self.chunk and self.room.readers:
+            for text in readers[self.room.readers :]:
+                shares[text] = 1
+        return shares
+
+    def _give(self, feeds: Feeds, slot: int, text: _Text, share: int) -> _Text | None:
+        """Put so many of a text's next tokens into the feeds; the text, if this step chooses one for it."""
+        known, drafts = self._known(text)[:share], self._drafts(text)[: share - 1]
         count = max(len(known), 1) + len(drafts)
         feeds.ids[slot, : len(known) + len(drafts)] = [*known, *drafts]
         feeds.start[slot], feeds.count[slot] = text.fed, count

@@ -4,8 +4,9 @@ A batch has `slots` places.  Keys and values lie in one pool of pages for all of
 each text in their order (`kv_pages.py`).  A step takes up to `chunk` tokens of every text: those of a prompt, or the
 one that the step before chose, which never leaves the workers.  So prompts are read in pieces while other texts go on
 by one token (Agrawal et al., 2024, "Sarathi-Serve"), and steps can be asked for ahead.  Where no text has more than one
-token the layers compute no more than that, and attention reads as many pages as the longest text has, rounded up to a
-power of two: each number has a branch of its own, so that one program does for texts of all lengths.
+token the layers compute no more than that.  Where few have many, a token of each text and the others of these few lie
+behind each other (Yu et al., 2022, "Orca").  Attention reads as many pages as the longest text has, rounded up to a
+power of two.  Each of these numbers has a branch of its own, so that one program does for texts of all lengths.
 
 A step may check drafts (`speculation.py`): tokens of which a drafter says that they follow.  They stand behind a text's
 last token, a branch computes that many columns, and a token is chosen behind each of them.
@@ -16,6 +17,8 @@ What is written behind a text's end is never looked at before it is overwritten,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -78,15 +81,42 @@ def feeds(
     room: Room, ids: NDArray[np.int32], start: NDArray[np.int32], count: NDArray[np.int32], follow: NDArray[np.bool_],
     table: NDArray[np.int32], how: dict[str, NDArray[Any]], drafts: NDArray[np.int32] | None = None,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """A step's arguments: tokens (slots, chunk), of which `count` are meant, at positions from `start`; where `follow`
-    the first one is what the step before chose; the pages of each text (slots, pages).  Then, for every number of
-    columns but the last and for every width but the last, whether it does for all texts.  Last, where a step may check
-    drafts, how many of the tokens that are meant are drafts."""
+    """A step's arguments, of tokens (slots, chunk), of which `count` are meant, at positions from `start`; where
+    `follow` the first one is what the step before chose; the pages of each text (slots, pages).
+
+    They are tokens, their positions, and whose last token stands in their place (-1: nobody's), as they are laid out:
+    each i32 (slots, chunk).  Then start and count, the place of the first token of each text, the slots of the few that
+    have many tokens where the others have one, and the pages.  Then, for every number of columns but the last, for the
+    few, and for every width but the last, whether it does for all texts.  Last, where a step may check drafts, how many
+    of the tokens that are meant are drafts."""
     assert ids.shape == (room.slots, room.chunk) and table.shape == (room.slots, pages_for(room.length))
     most, longest = int(np.max(count)), pages_for(int(np.max((start + count) * (count > 0))))
-    few = tuple([np.bool_(most <= number) for number in columns(room)[:-1]])
+    few = [most <= number for number in columns(room)[:-1]]
     near = tuple([np.bool_(longest <= width) for width in widths(room)[:-1]])
-    return ids, start, count, follow, table, how, few, near, *(() if drafts is None else (drafts,))
+    positions = np.add(start[:, None], np.arange(room.chunk), dtype=np.int32)
+    first = np.arange(room.slots, dtype=np.int32) * room.chunk
+    readers, many = np.full(room.readers, room.slots, np.int32), np.nonzero(count > 1)[0]
+    mixed = many.size <= room.readers and not any(few)
+    if mixed:
+        readers[: many.size] = many
+        first = np.arange(room.slots, dtype=np.int32)
+        first[many] = room.slots + np.arange(many.size) * room.chunk
+        ids, positions = _laid(ids, many), _laid(positions, many)
+    source = np.full(room.slots * room.chunk, -1, np.int32)
+    source[first[follow]] = np.nonzero(follow)[0]
+    does = tuple([np.bool_(each) for each in (*few, *((mixed,) if room.readers else ()))])
+    return (
+        ids, positions, source.reshape(ids.shape), start, count, first, readers, table, how, does, near,
+        *(() if drafts is None else (drafts,)),
+    )  # fmt: skip
+
+
+def _laid(array: NDArray[np.int32], many: NDArray[np.intp]) -> NDArray[np.int32]:
+    """The first column of an array, then whole rows of it, in an array of the same shape."""
+    laid = np.zeros(array.size, np.int32)
+    laid[: len(array)] = array[:, 0]
+    laid[len(array) : len(array) + many.size * array.shape[1]] = array[many].reshape(-1)
+    return laid.reshape(array.shape)
 
 
 def stepper(
@@ -99,23 +129,26 @@ def stepper(
     assert drafts_max < room.chunk and not (drafts_max and detailed)
 
     def step(
-        state: State, ids: Array, start: Array, count: Array, follow: Array, table: Array, how: Any,
-        few: tuple[Array, ...], near: tuple[Array, ...], drafts: Array | None = None,
+        state: State, ids: Array, positions: Array, source: Array, start: Array, count: Array, first: Array,
+        readers: Array, table: Array, how: Any, does: tuple[Array, ...], near: tuple[Array, ...],
+        drafts: Array | None = None,
     ) -> tuple[State, Array]:  # fmt: skip
-        column = mnp.astype(mnp.arange(room.chunk), mnp.int32)[None]
-        ids = mnp.where(follow[:, None] & (column == 0), state[LAST][:, None], ids)
-        x = decoder.embed(params, ids, start[:, None] + column)
-        computed = tuple(zip(columns(room), (*few, None), strict=True))
+        last = apply("gather", state[LAST], mnp.maximum(source, 0), axis=0, batch_dims=0)
+        x = decoder.embed(params, mnp.where(source >= 0, last, ids), positions)
+        computed: list[Computed] = [partial(_few_columns, number, start, count, table) for number in columns(room)]
+        if room.readers:
+            computed.insert(-1, partial(_few_readers, room.chunk, start, count, readers, table))
         following: State = {}
         for number in range(decoder.layers):
             kept = state[f"keys.{number}"], state[f"values.{number}"]
-            layer = _layer(decoder, number, params, table, tuple(zip(widths(room), (*near, None), strict=True)))
-            x, *kept = _over(computed, layer, x, start, count, kept)
+            layer = _layer(decoder, number, params, tuple(zip(widths(room), (*near, None), strict=True)))
+            x, *kept = _over(tuple(zip(computed, (*does, None), strict=True)), layer, x, kept)
             following[f"keys.{number}"], following[f"values.{number}"] = kept
+        x = mnp.reshape(x, (-1, x.shape[-1]))
         if drafts is not None:
-            tokens = _checked(decoder, params, x, start, count, drafts, how, drafts_max)
+            tokens = _checked(decoder, params, x, start, count, first, drafts, how, drafts_max)
             return {**following, LAST: mnp.where(count > 0, tokens[:, 0], state[LAST])}, tokens
-        final = apply("gather", x, mnp.maximum(count - 1, 0)[:, None], axis=1, batch_dims=1)[:, 0]
+        final = apply("gather", x, first + mnp.maximum(count - 1, 0), axis=0, batch_dims=0)
         logits = decoder.head(params, final)
         token = sampling.chosen(logits, start + count, how)
         token = mnp.where(count > 0, token, state[LAST])
@@ -125,14 +158,14 @@ def stepper(
 
 
 def _checked(
-    decoder: Decoder, params: Mapping[str, Array], x: Array, start: Array, count: Array, drafts: Array, how: Any,
-    drafts_max: int,
+    decoder: Decoder, params: Mapping[str, Array], x: Array, start: Array, count: Array, first: Array, drafts: Array,
+    how: Any, drafts_max: int,
 ) -> Array:  # fmt: skip
     """The tokens i32 (slots, 1 + drafts_max) that are chosen behind the last token that is no draft, and behind each
     draft; behind the last draft they repeat.  Where no text has a draft, the first column alone is computed."""
     further = mnp.astype(mnp.arange(1 + drafts_max), mnp.int32)[None]
     place = mnp.maximum(mnp.minimum((count - 1 - drafts)[:, None] + further, (count - 1)[:, None]), 0)
-    rows = apply("gather", x, place, axis=1, batch_dims=1)
+    rows = apply("gather", x, first[:, None] + place, axis=0, batch_dims=0)
 
     def behind(number: int) -> Array:
         logits = decoder.head(params, mnp.reshape(rows[:, :number], (-1, rows.shape[-1])))
@@ -148,50 +181,118 @@ def _checked(
 
 
 Choices = tuple[tuple[int, Array | None], ...]
-"""Numbers of columns, or of pages, rising, each with whether it does; the last one always does."""
+"""Numbers of pages, rising, each with whether it does; the last one always does."""
 
 
-def _over(choices: Choices, layer: Any, x: Array, start: Array, count: Array, kept: Any) -> Any:
-    """The layer over the first number of columns that does for all texts.
+@dataclass(frozen=True, slots=True)
+class _Texts:
+    """Tokens of some texts: positions and whether they are meant (texts, columns), and the pages of each."""
+
+    positions: Array
+    meant: Array
+    table: Array
+
+    @property
+    def count(self) -> int:
+        return self.positions.shape[0] * self.positions.shape[1]
+
+    def by_columns(self, x: Array) -> Array:
+        """(texts, heads, columns, size) of tokens (texts * columns, heads, 1, size)."""
+        texts, number = self.positions.shape
+        return x if number == 1 else mnp.permute_dims(mnp.reshape(x, (texts, number, x.shape[1], -1)), (0, 2, 1, 3))
+
+    def by_tokens(self, x: Array) -> Array:
+        """The tokens of what `by_columns` gives."""
+        return mnp.reshape(mnp.permute_dims(x, (0, 2, 1, 3)), (self.count, x.shape[1], 1, x.shape[3]))
+
+
+Layer = Callable[[Array, Array, Sequence[_Texts], Array, Array], tuple[Array, ...]]
+"""(x (n, columns, width), positions (n, columns), the texts whose tokens these are, keys, values) to the next x, keys
+and values."""
+
+Computed = Callable[[Layer, Array, Any], tuple[Array, ...]]
+"""What a layer makes of x (slots, chunk, width) and what was kept, where not all of it is computed."""
+
+
+def _over(choices: tuple[tuple[Computed, Array | None], ...], layer: Layer, x: Array, kept: Any) -> Any:
+    """The layer over the first part of its input that does for all texts.
 
     It takes nothing but arguments of the step from outside, which every worker is given: what several layers computed
     together would be sent from stage to stage.
     """
-    (number, does), *others = choices
+    (computed, does), *others = choices
     if does is None:
-        return layer(x, start, count, *kept)
-
-    def few(*kept: Array) -> tuple[Array, ...]:
-        computed, *caches = layer(x[:, :number], start, count, *kept)
-        return (apply("dynamic_update_slice", x, computed, mnp.asarray(np.zeros(3, np.int32))), *caches)
-
-    return cond(does, few, lambda *kept: tuple(_over(tuple(others), layer, x, start, count, kept)), *kept)
+        return computed(layer, x, kept)
+    return cond(
+        does, lambda *kept: computed(layer, x, kept), lambda *kept: tuple(_over(tuple(others), layer, x, kept)), *kept
+    )
 
 
-def _layer(
-    decoder: Decoder, number: int, params: Mapping[str, Array], table: Array, choices: Choices
-) -> Callable[..., tuple[Array, ...]]:
-    """A layer that reads and extends what was kept: (x, keys, values)."""
+def _few_columns(
+    number: int, start: Array, count: Array, table: Array, layer: Layer, x: Array, kept: Any
+) -> tuple[Array, ...]:
+    """The first columns of each text."""
+    texts = _columns_of(number, start, count, table)
+    computed, *caches = layer(x[:, :number], texts.positions, [texts], *kept)
+    return (computed if number == x.shape[1] else _put_first(x, computed), *caches)
+
+
+def _few_readers(
+    chunk: int, start: Array, count: Array, readers: Array, table: Array, layer: Layer, x: Array, kept: Any
+) -> tuple[Array, ...]:
+    """A token of each text that has one, then all columns of those that have more."""
+    slots, flat = start.shape[0], mnp.reshape(x, (-1, 1, x.shape[-1]))
+    own = [
+        apply("gather", each, mnp.minimum(readers, slots - 1), axis=0, batch_dims=0) for each in (start, count, table)
+    ]
+    one = _columns_of(1, start, mnp.where(count == 1, count, 0), table)
+    many = _columns_of(chunk, own[0], mnp.where(readers < slots, own[1], 0), own[2])
+    positions = mnp.concat([one.positions, mnp.reshape(many.positions, (-1, 1))], axis=0)
+    computed, *caches = layer(flat[: positions.shape[0]], positions, [one, many], *kept)
+    return (mnp.reshape(_put_first(flat, computed), x.shape), *caches)
+
+
+def _columns_of(number: int, start: Array, count: Array, table: Array) -> _Texts:
+    column = mnp.astype(mnp.arange(number), mnp.int32)[None]
+    return _Texts(start[:, None] + column, column < count[:, None], table)
+
+
+def _put_first(x: Array, computed: Array) -> Array:
+    return apply("dynamic_update_slice", x, computed, mnp.asarray(np.zeros(3, np.int32)))
+
+
+def _layer(decoder: Decoder, number: int, params: Mapping[str, Array], choices: Choices) -> Layer:
+    """A layer that reads and extends what was kept."""
     window = decoder.windows[number]
 
-    def layer(x: Array, start: Array, count: Array, keys: Array, values: Array) -> tuple[Array, ...]:
-        caches: list[Array] = []
-        column = mnp.astype(mnp.arange(x.shape[1]), mnp.int32)[None]
-        positions, meant = start[:, None] + column, column < count[:, None]
+    def looked_up(texts: _Texts, q: Array, caches: Sequence[Array], scores: Scores) -> Array:
+        def over(width: int) -> Array:
+            there = mnp.astype(mnp.arange(width * PAGE), mnp.int32)
+            seen = there <= texts.positions[:, :, None]
+            if window is not None and window < width * PAGE:
+                seen = seen & (there > texts.positions[:, :, None] - window)
+            k, v = (mnp.astype(_of_pages(cache, texts.table[:, :width]), q.dtype) for cache in caches)
+            return attended(q, k, v, seen[:, None], scores, there[None])
+
+        return _first(choices, over)
+
+    def layer(x: Array, positions: Array, groups: Sequence[_Texts], keys: Array, values: Array) -> tuple[Array, ...]:
+        caches = [keys, values]
+
+        def of(texts: _Texts, scores: Scores, q: Array, k: Array, v: Array) -> Array:
+            places = _places(keys.shape, texts.table, texts.positions, texts.meant)
+            caches[:] = [_written(old, new, places) for old, new in zip(caches, (k, v), strict=True)]
+            return looked_up(texts, q, caches, scores)
 
         def attend(_: int, q: Array, k: Array, v: Array, scores: Scores) -> Array:
-            places = _places(keys.shape, table, positions, meant)
-            caches[:] = [_written(old, new, places) for old, new in ((keys, k), (values, v))]
-
-            def over(width: int) -> Array:
-                there = mnp.astype(mnp.arange(width * PAGE), mnp.int32)
-                seen = there <= positions[:, :, None]
-                if window is not None and window < width * PAGE:
-                    seen = seen & (there > positions[:, :, None] - window)
-                k, v = (mnp.astype(_of_pages(cache, table[:, :width]), q.dtype) for cache in caches)
-                return attended(q, k, v, seen[:, None], scores, there[None])
-
-            return _first(choices, over)
+            if len(groups) == 1:
+                return of(groups[0], scores, q, k, v)
+            looked, end = list[Array](), 0
+            for texts in groups:
+                begin, end = end, end + texts.count
+                own = [texts.by_columns(each[begin:end]) for each in (q, k, v)]
+                looked.append(texts.by_tokens(of(texts, scores, *own)))
+            return mnp.concat(looked, axis=0)
 
         x = decoder.layer(params, number, x, positions, attend)
         return x, *caches

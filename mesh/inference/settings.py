@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 FLOAT_MAX = (2 - 2.0**-52) * 2.0**1023
 ROWS_MAX = 1 << 20  # of a batch, of a queue, and replicas
+READERS_SHARE = 8  # one text in so many reads its prompt while the others go on by a token
 CHUNK_MAX = 1 << 14  # tokens that a step reads of a prompt: a batch computes as many for each of its slots
 
 
@@ -244,3 +245,12 @@ class Room:
     length: int
     chunk: int
     few: int = 1
+
+    @property
+    def readers(self) -> int:
+        """How many texts have many tokens in a step in which the others have one.
+
+        It is an eighth of the slots, one at least; 0 where such a step would not save half of a full one.
+        """
+        readers = max(1, self.slots // READERS_SHARE)
+        return readers if 2 * (self.slots + readers * self.chunk) <= self.slots * self.chunk else 0

@@ -95,6 +95,35 @@ def test_the_native_engine_keeps_the_same_bits_of_a_text_alone_and_in_every_batc
             assert alone[key].tobytes() == array.tobytes(), f"{key} of {prompt}"
 
 
+@pytest.mark.parametrize(
+    ("counts", "first", "branches"),
+    [
+        ([1, 1, 1, 1], [0, 8, 16, 24], [True, False]),
+        ([1, 1, 0, 6], [0, 1, 2, 4], [False, True]),
+        ([8, 5, 1, 1], [0, 8, 16, 24], [False, False]),
+    ],
+)
+def test_where_one_text_has_many_tokens_and_others_one_all_lie_behind_each_other(
+    counts: list[int], first: list[int], branches: list[bool]
+) -> None:
+    room = Room(4, 13, 48, 8)
+    assert room.readers == 1
+    ids, start = 1 + np.arange(32, dtype=np.int32).reshape(4, 8), np.array([0, 9, 3, 5], np.int32)
+    count, follow = np.array(counts, np.int32), np.array([False, True, False, False])
+    table = np.zeros((4, 3), np.int32)
+    given = kv_cache_step.feeds(room, ids, start, count, follow, table, fed([GREEDY] * 4))
+    laid, positions, source, _, _, places, readers, _, _, does, _ = given
+    assert [bool(each) for each in does] == branches
+    assert places.tolist() == first
+    for slot, many in enumerate(counts):
+        own = first[slot] + np.arange(many)
+        assert laid.reshape(-1)[own].tolist() == ids[slot, :many].tolist()
+        assert positions.reshape(-1)[own].tolist() == list(range(start[slot], start[slot] + many))
+    assert readers.tolist() == ([3] if branches[1] else [4])
+    assert np.flatnonzero(source >= 0).tolist() == [first[1]], "the second text goes on from what was chosen"
+    assert source.reshape(-1)[first[1]] == 1
+
+
 def test_attention_over_more_pages_gives_the_same_bits(native: NativeEngine) -> None:
     """A program that has branches for several numbers of pages, and one that always reads all."""
     prompt, pages = list(range(2, 40)), np.random.default_rng(5).permutation(30)[:20] + 1

@@ -436,3 +436,34 @@ def test_a_slot_without_a_text_has_nothing_to_do() -> None:
     feeds = slots.ask()
     assert feeds is not None and feeds.count.tolist() == [1, 0] and feeds.settings[1] is GREEDY
     assert feeds.ids.dtype == np.int32
+
+
+def test_while_texts_go_on_a_step_reads_the_prompts_of_few() -> None:
+    """Full for all slots, it would compute as much for texts that go on by one token."""
+    slots = Slots(8, 16)
+    for number in range(5):
+        slots.join(TextRequest(number, (number,), 50))
+    slots.moved(slots.wanted())
+    assert slots.ask() is not None
+    slots.answer([1] * 8)
+    for number in (5, 6, 7):
+        slots.join(TextRequest(number, tuple(range(40)), 50))
+    slots.moved(slots.wanted())
+    counts = []
+    for _ in range(6):
+        feeds = slots.ask()
+        assert feeds is not None
+        counts.append(feeds.count[5:].tolist())
+        assert feeds.count[:5].tolist() == [1] * 5
+        slots.answer([1] * 8)
+    assert slots.room.readers == 1
+    assert counts == [[16, 1, 1], [16, 1, 1], [8, 1, 1], [1, 16, 1], [1, 16, 1], [1, 5, 1]]
+
+
+def test_a_step_that_is_full_for_most_texts_is_full() -> None:
+    slots = Slots(8, 16, pages_kept=1000)
+    for number in range(8):
+        slots.join(TextRequest(number, tuple(range(1 + 100 * number, 18 + 100 * number)), 50))
+    slots.moved(Room(8, 64, 1024, 16))
+    feeds = slots.ask()
+    assert feeds is not None and feeds.count.tolist() == [16] * 8
