@@ -385,7 +385,8 @@ class Slots:
         there = [text for text in self._texts if text is not None]
         coming = list(self.waiting)[: max(slots, self.room.slots) - self.active]
         length = max((self._length(text.room) for text in [*there, *coming]), default=0)
-        pages = self._pages_wanted(there, coming)
+        moves = slots > self.room.slots or length > self.room.length
+        pages = self._pages_wanted(there, coming, coming if moves else coming[:1])
         if coming and there and self._missing(coming[0]) > self.pages.free + pages - self.room.pages:
             slots = self.room.slots  # no text can come before another one ends
         if slots > self.room.slots or length > self.room.length or pages > self.room.pages:
@@ -484,10 +485,11 @@ class Slots:
 
     # -- rooms
 
-    def _pages_wanted(self, there: Sequence[_Text], coming: Sequence[_Text]) -> int:
-        """The pages that the pool should have: more than now if the next step lacks some, or a text that waits."""
+    def _pages_wanted(self, there: Sequence[_Text], coming: Sequence[_Text], first: Sequence[_Text]) -> int:
+        """The pages that the pool should have: more than now if the next step lacks some, or the `first` texts that
+        wait.  These are all of them where the batch moves anyway: it would move again, and another step be made."""
         lacking = sum(text.more(self._until(text)) for text in there if self._has_work(text))
-        lacking += sum(self._missing(text) for text in coming[:1])
+        lacking += sum(self._missing(text) for text in first)
         kept = self.pages.idle if self.room.pages < self.pages_kept else 0
         if lacking <= self.pages.free - kept:
             return self.room.pages

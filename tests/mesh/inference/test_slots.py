@@ -464,6 +464,18 @@ def test_a_step_that_is_full_for_most_texts_is_full() -> None:
     slots = Slots(8, 16, pages_kept=1000)
     for number in range(8):
         slots.join(TextRequest(number, tuple(range(1 + 100 * number, 18 + 100 * number)), 50))
-    slots.moved(Room(8, 64, 1024, 16))
+    slots.moved(slots.wanted())
     feeds = slots.ask()
     assert feeds is not None and feeds.count.tolist() == [16] * 8
+
+
+@pytest.mark.parametrize("pages_kept", [0, 1000])
+def test_a_batch_that_moves_for_several_texts_has_pages_for_all_of_them(pages_kept: int) -> None:
+    """It moved for the slots, with pages for the first text, and then again, each time by another program."""
+    slots = Slots(8, 16, pages_kept=pages_kept)
+    for number in range(8):
+        slots.join(TextRequest(number, tuple(range(100 * number, 60 + 100 * number)), 50))
+    slots.moved(slots.wanted())
+    assert slots.ask() is not None
+    assert slots.active == 8
+    assert slots.wanted() == slots.room
