@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from enum import Enum
 
 from wire.deadlines import MODEL_LOADING
+from wire.errors import Cancelled
 from wire.units import time_text
 
 from .api_error import ApiError
@@ -62,6 +63,7 @@ class Residence:
         self._timer: asyncio.TimerHandle | None = None
         self._idle = asyncio.Event()
         self._idle.set()
+        self._closed = False
 
     @property
     def keep_s(self) -> float | None:
@@ -89,6 +91,8 @@ class Residence:
 
     async def ready(self) -> None:
         """Wait until the model is there; see `Stay`."""
+        if self._closed:
+            raise self._unloaded_error()
         if self.there:
             return
         self._do(self._lifecycle.want())  # a load that others waited for may have failed
@@ -141,9 +145,11 @@ class Residence:
         await self._idle.wait()
 
     async def close(self) -> None:
-        """Unload the model for good."""
+        """Unload the model for good; who waits for it gets Cancelled."""
+        self._closed = True
         if self._timer is not None:
             self._timer.cancel()
+        self._tell(self._unloaded_error())
         if self._work is not None:
             self._work.cancel()
             await asyncio.gather(self._work, return_exceptions=True)
@@ -153,6 +159,8 @@ class Residence:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._closed:
+            return
         if what is not Do.NOTHING:
             self._work = self._loop.create_task(self._loading() if what is Do.LOAD else self._unloading())
         elif self._lifecycle.due_s is not None and self.there:
@@ -181,6 +189,9 @@ class Residence:
             log.exception("%s could not be unloaded", self.name)
         log.info("%s is unloaded", self.name)
         self._do(self._lifecycle.unloaded())
+
+    def _unloaded_error(self) -> Cancelled:
+        return Cancelled(f"the model {self.name!r} was unloaded")
 
     def _tell(self, error: Exception | None) -> None:
         for future in self._waiting:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mesh.errors import PlacementError
+from mesh.errors import Cancelled, PlacementError
 from mesh.serving.api_error import ApiError
 from mesh.serving.model_lifecycle import ModelLifecycle
 from mesh.serving.residence import Keep, Residence
@@ -105,3 +105,20 @@ async def test_nobody_waits_without_an_end() -> None:
     await residence.enter().ready()  # it went on being loaded
     assert loads.done == ["load"]
     await residence.close()
+
+
+async def test_requests_for_a_model_that_is_unloaded_for_good_end_and_load_it_no_more() -> None:
+    loads = Loads()
+    residence = Residence("llama", loads.load, loads.unload, wait_s=60.0)
+    stay, late = residence.enter(), residence.enter()
+    waiting = asyncio.ensure_future(stay.ready())
+    await asyncio.sleep(0)
+    await residence.close()
+    loads.go.set()
+    async with asyncio.timeout(30):
+        for ready in (waiting, late.ready(), residence.enter().ready()):
+            with pytest.raises(Cancelled, match="'llama' was unloaded"):
+                await ready
+    stay.end()
+    await asyncio.sleep(0)
+    assert loads.done == ["unload"]
