@@ -97,16 +97,15 @@ def test_a_call_whose_only_worker_never_prepares_its_part_ends_with_the_phase() 
 
 
 def test_a_call_whose_planning_does_not_end_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = asyncio.to_thread
-
-    async def never_planned(work: Any, *args: Any) -> Any:
-        if getattr(work, "__name__", "") == "_planned":
-            await asyncio.Event().wait()
-        return await real(work, *args)
-
     async def scenario(cluster: Cluster) -> None:
+        loop = asyncio.get_running_loop()
+        real = loop.run_in_executor
+
+        def never_planned(executor: Any, work: Any, *args: Any) -> Any:
+            return loop.create_future() if work.__name__ == "_planned" else real(executor, work, *args)
+
         cluster.coordinator.hold(hash_array(WEIGHT), WEIGHT)
-        monkeypatch.setattr(asyncio, "to_thread", never_planned)
+        monkeypatch.setattr(loop, "run_in_executor", never_planned)
         began_s = asyncio.get_running_loop().time()
         with pytest.raises(DeadlineExceeded, match="plan took too long"):
             await asyncio.wait_for(cluster.coordinator.call(summed(), {"x": WEIGHT}), 3600)
