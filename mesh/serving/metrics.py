@@ -108,10 +108,8 @@ class TextMeter:
 
 
 def _line(name: str, labels: Labels, value: float) -> str:
-    told = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels)
-    return (
-        f"{PREFIX}{name}{{{told}}} {value:g}\n" if isinstance(value, float) else f"{PREFIX}{name}{{{told}}} {value}\n"
-    )
+    inner = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels)
+    return f"{PREFIX}{name}{{{inner}}} {value}\n"
 
 
 def _escaped(text: str) -> str:

@@ -77,7 +77,7 @@ def leaving(name: str, shares: Mapping[str, Share], holders: Sequence[Holder]) -
                 going.append(place)
         if _short(node, share, holders, going) > 0:
             held = [holder for place, holder in enumerate(holders) if place not in going]
-            told = ", ".join(
+            holding = ", ".join(
                 f"{holder.name!r} ({holder.stays}) holds {size_text(holder.held_bytes[node])}"
                 for holder in held
                 if holder.held_bytes.get(node)
@@ -85,7 +85,7 @@ def leaving(name: str, shares: Mapping[str, Share], holders: Sequence[Holder]) -
             raise PlacementError(
                 f"there is no room for {name!r} beside other models: {share.worker} needs "
                 f"{need_text(share.need_bytes)} for it and has {room_text(share.budget_bytes)}"
-                f"{f', of which {told}' if told else ''}",
+                f"{f', of which {holding}' if holding else ''}",
                 next_step="Try again when they are idle, raise --max-memory, or add a worker",
             )
     return going
@@ -115,7 +115,7 @@ class ModelMemory:
         self._deciding = asyncio.Lock()
 
     @asynccontextmanager
-    async def taken(
+    async def room_for(
         self, model: Residence, shares: Mapping[str, Share], held_bytes: Callable[[], int]
     ) -> AsyncIterator[None]:
         """Make room for a model, which is loaded within, and count it from now on unless that fails; PlacementError as

@@ -102,9 +102,9 @@ class Residence:
             async with asyncio.timeout(self._wait_s):
                 await future
         except TimeoutError:
-            told = f"the model {self.name!r} is being loaded for more than {time_text(self._wait_s)}"
+            reason = f"the model {self.name!r} is being loaded for more than {time_text(self._wait_s)}"
             raise ApiError(
-                503, f"{told}: try again in a while", code="model_loading", param="model", retry_after_s=RETRY_S
+                503, f"{reason}: try again in a while", code="model_loading", param="model", retry_after_s=RETRY_S
             ) from None
         finally:
             self._waiting.discard(future)

@@ -162,7 +162,7 @@ async def serve_embedding(
         return [await mesh.plan(encoder, ids, ids, strategy=options.strategy, copies=options.copies)]
 
     async def load() -> None:
-        async with memory.taken(served.residence, await shares_of(plans()), lambda: weights_bytes):
+        async with memory.room_for(served.residence, await shares_of(plans()), lambda: weights_bytes):
             await server.load_model(
                 NAME, encoder, max_batch=int(options.max_batch), max_wait_ms=options.max_wait_ms,
                 queue=TEXTS_MAX * int(options.max_batch), strategy=text_of(options.strategy), mode=options.mode,

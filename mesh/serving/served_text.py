@@ -260,7 +260,7 @@ async def serve_text(
         opened = await ReplicaSet.open(mesh, model, options, queue, tuple(Kind))
         try:
             shares = await shares_of(opened.plans())
-            async with memory.taken(served.residence, shares, lambda: opened.held_bytes):
+            async with memory.room_for(served.residence, shares, lambda: opened.held_bytes):
                 await opened.load()
         except BaseException:
             await opened.close()

@@ -38,8 +38,8 @@ from .spans import DEPTH_MIN, Spans
 from .vectors import Vectors
 
 COLUMNS_FOR_FEW = 128  # of a block for few rows, since it is read once
-TURNS = 2  # elements of the length that a micro kernel takes in a turn of its loop
-HELD = 7  # rows whose loads LLVM may move: with more it loads earlier than there are registers, and spills sums
+UNROLL = 2  # elements of the length in an iteration of a micro kernel's loop
+ORDERED_ROWS = 7  # rows whose loads LLVM may move: with more it loads earlier than there are registers, and spills sums
 AT_A_TIME = 16  # elements of the length to pack before the next panel, where those of a panel do not lie together
 
 
@@ -327,17 +327,17 @@ class _ProductCore(_Packing):
         starts, stops = build.phi(I64), build.phi(I64)
         zeros = [self._zeros()] * (rows * vectors)
         last_row = build.gep(c, [build.mul(index(rows - 1), c_row)])
-        whole = build.add(starts, build.and_(build.sub(stops, starts), index(-TURNS)))
-        with loop_with(build, starts, whole, index(TURNS), [*zeros, c], "turns") as (k, (*held, ahead), following):
+        whole = build.add(starts, build.and_(build.sub(stops, starts), index(-UNROLL)))
+        with loop_with(build, starts, whole, index(UNROLL), [*zeros, c], "unrolled") as (k, (*held, ahead), following):
             for at in range(0, vectors * tile.lanes, LINE // tile.bytes):
                 prefetch(build, build.gep(ahead, [index(at)]), write=True)
             sums = held
-            for turn in range(TURNS):
-                sums = self._turn(build, of_a, of_b, build.add(k, index(turn)), sums, vectors)
+            for turn in range(UNROLL):
+                sums = self._rank_one_update(build, of_a, of_b, build.add(k, index(turn)), sums, vectors)
             behind = build.icmp_unsigned(">=", ahead, last_row)
             following += [*sums, build.select(behind, ahead, build.gep(ahead, [c_row]))]
         with loop_with(build, whole, stops, index(1), held, "k") as (k, sums, following):
-            following += self._turn(build, of_a, of_b, k, sums, vectors)
+            following += self._rank_one_update(build, of_a, of_b, k, sums, vectors)
         build.cbranch(build.icmp_signed("<", stops, depth), check, done)
         build.position_at_end(check)
         build.cbranch(self.spans.lost(build, sums), again, done).set_weights([1, 1000])
@@ -351,7 +351,7 @@ class _ProductCore(_Packing):
         build.ret_void()
         return function
 
-    def _turn(
+    def _rank_one_update(
         self, build: ir.IRBuilder, of_a: ir.Value, of_b: Sequence[ir.Value], k: ir.Value, sums: Sequence[ir.Value],
         vectors: int,
     ) -> list[ir.Value]:  # fmt: skip
@@ -362,7 +362,7 @@ class _ProductCore(_Packing):
         line = [v.load(build.gep(line_start, [index(at * lanes)])) for at in range(vectors)]
         following = []
         for row in range(len(sums) // vectors):
-            if row % HELD == 0:
+            if row % ORDERED_ROWS == 0:
                 keep_order(build)
             factor = v.splat(build.load(build.gep(element, [index(row)])))
             following += [self._chain(build, factor, line[at], sums[row * vectors + at]) for at in range(vectors)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -239,8 +240,7 @@ def _frame(file: File, words: _Vocabulary, begins: bool) -> dict[str, Any] | Non
 def _vocabulary(file: File) -> _Vocabulary:
     tokens = _strings(file, "tokens")
     if len(set(tokens)) < len(tokens):
-        seen: set[str] = set()
-        twice = next(token for token in tokens if token in seen or seen.add(token))  # type: ignore[func-returns-value]
+        twice = next(token for token, count in Counter(tokens).items() if count > 1)
         raise InputError(f"{file.path} has the token {twice!r:.60} twice", next_step=BESIDE)
     table = file.tensors.get("token_embd.weight")
     if table is not None and table.shape and len(tokens) > table.shape[0]:
@@ -258,8 +258,8 @@ def _list(file: File, key: str, count: int, fits: Callable[[Any], bool]) -> list
     if values is None:
         return None
     if not isinstance(values, list) or len(values) != count:
-        told = f"{len(values)} elements" if isinstance(values, list) else f"{values!r:.60}"
-        raise InputError(f"{file.path}: tokenizer.ggml.{key} has {told}, for {count} tokens", next_step=BESIDE)
+        found = f"{len(values)} elements" if isinstance(values, list) else f"{values!r:.60}"
+        raise InputError(f"{file.path}: tokenizer.ggml.{key} has {found}, for {count} tokens", next_step=BESIDE)
     wrong = next((place for place, value in enumerate(values) if not fits(value)), None)
     if wrong is not None:
         raise InputError(
@@ -271,8 +271,8 @@ def _list(file: File, key: str, count: int, fits: Callable[[Any], bool]) -> list
 def _strings(file: File, key: str) -> list[str]:
     values = file.metadata.get(f"tokenizer.ggml.{key}")
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-        told = "is missing" if values is None else "is no list of texts"
-        raise InputError(f"{file.path}: tokenizer.ggml.{key} {told}", next_step=BESIDE)
+        problem = "is missing" if values is None else "is no list of texts"
+        raise InputError(f"{file.path}: tokenizer.ggml.{key} {problem}", next_step=BESIDE)
     return values
 
 

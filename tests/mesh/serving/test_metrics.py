@@ -55,6 +55,13 @@ def test_counters_gauges_and_histograms_are_lines_and_labels_are_escaped() -> No
     assert (found[f"time_per_token_seconds_count {told}"], found[f"time_per_token_seconds_sum {told}"]) == (3, 99.025)
 
 
+def test_a_sum_of_months_still_grows_by_milliseconds() -> None:
+    meters = Meters()
+    for seconds in (12_345_678.0, 0.001):
+        meters.observe("time_per_token_seconds", seconds, model="small")
+    assert parsed(meters.text())['time_per_token_seconds_sum model="small"'] == 12_345_678.001
+
+
 def test_the_first_token_of_each_choice_is_measured_from_the_request() -> None:
     meters = Meters()
     meter = TextMeter(meters, "llama", 10.0)

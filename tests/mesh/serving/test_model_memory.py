@@ -73,7 +73,7 @@ async def test_a_model_goes_before_the_other_is_loaded_and_what_fails_is_counted
     memory, done = ModelMemory(), list[str]()
 
     async def load(name: str) -> None:
-        async with memory.taken(models[name], {"x": share(5)}, lambda: 5 * GIB):
+        async with memory.room_for(models[name], {"x": share(5)}, lambda: 5 * GIB):
             done.append(f"load {name}")
             if len(done) == 3:
                 raise PlacementError("it fails")
