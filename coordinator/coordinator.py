@@ -92,13 +92,15 @@ class Coordinator(CoordinatorParts):
         patient: bool = False,
         trial: Trial | None = None,
         owner: str = "",
+        held: object = None,
     ) -> tuple[int, asyncio.Future[list[NDArray[Any]]], CallReport]:
         """Start a call: its number, a future of the outputs (C-contiguous arrays in graph order) and its report.
 
         `inputs` are C-contiguous arrays of exactly the graph's types, by name.  A patient call waits for a worker as
         long as it takes.  With an `owner` it keeps away from workers that another owner's part has held for long.
+        What is `held` lives until the call is over, such as the handles of its params.
         """
-        call = self._runner.submit(program, inputs, patient, trial, owner)
+        call = self._runner.submit(program, inputs, patient, trial, owner, held)
         self.health.report_waiting()
         return call
 

@@ -29,7 +29,7 @@ from .transforms.pytree_functions import as_array
 from .tree import PyTree
 from .util.annotation_checks import checked
 from .util.argument_checks import axis_of, integer, items, number, pairs_of
-from .util.did_you_mean import spelt
+from .util.did_you_mean import names_checked
 from .util.missing_names import missing_name_error
 
 OPS = ("sum", "mean", *[name for name in REDUCTIONS if name != "sum"])
@@ -38,7 +38,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def _by_ranks(function: F) -> F:
     """A function that ranks call together.  Who is no rank gets an error that says what to write, before any other."""
-    within = checked(spelt(function))
+    within = checked(names_checked(function))
 
     @wraps(function)
     def called(*args: PyTree, **named: PyTree) -> PyTree:

@@ -24,13 +24,13 @@ from .core.array import Array
 from .core.node import Node
 from .numpy import asarray, where
 from .util.argument_checks import items, value_text
-from .util.did_you_mean import spelt
+from .util.did_you_mean import names_checked
 from .util.missing_names import missing_name_error
 
 Coordinator = Mesh  # a Mesh has its coordinator within, unless it is a client of `mesh-coord serve`
 
 
-@spelt
+@names_checked
 def select(condition: Any, a: Any, b: Any) -> Array:
     """Take a where a condition is true, and b elsewhere.
 
@@ -68,7 +68,7 @@ def select(condition: Any, a: Any, b: Any) -> Array:
     return where(asked > 0 if asked.type.dtype.kind == "f" else asked, a, b)
 
 
-@spelt
+@names_checked
 def partition(graph: WireGraph, mesh: Mesh, strategy: str | Strategy = "auto") -> PlanPreview:
     """Show which part of a graph goes to which worker, before a byte moves.
 
@@ -107,7 +107,7 @@ def partition(graph: WireGraph, mesh: Mesh, strategy: str | Strategy = "auto") -
     return _mesh(mesh, "partition").plan(_graph(graph, "partition"), strategy=strategy)
 
 
-@spelt
+@names_checked
 def auto_partition(graph: WireGraph, mesh: Mesh) -> PlanPreview:
     """Show where a graph goes by the strategy that is predicted to be fastest, which may be one worker.
 
@@ -158,7 +158,7 @@ class FaultHandler:
     """
 
     @staticmethod
-    @spelt
+    @names_checked
     def handle_failure(
         dead_nodes: Sequence[str | Node], graph: WireGraph, mesh: Mesh, strategy: str | Strategy = "auto"
     ) -> PlanPreview:
@@ -228,7 +228,7 @@ class HealthMonitor:
     <HealthMonitor: sim-0 healthy, sim-1 healthy>
     """
 
-    @spelt
+    @names_checked
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = _mesh(mesh, "HealthMonitor")
         self._dead = set(self.dead_nodes())
@@ -241,7 +241,7 @@ class HealthMonitor:
         def __getattr__(self, name: str) -> Any:
             raise missing_name_error("mesh.HealthMonitor", name)
 
-    @spelt
+    @names_checked
     def state(self, node: str | Node) -> str | None:
         """Return the state of a worker.
 

@@ -68,7 +68,7 @@ ensure_adapter() {
     case "$(uname -s)" in Linux) ;; *) return 0 ;; esac
     has_adapter && return 0
     apt_install mesa-vulkan-drivers && has_adapter && return 0
-    say "no Vulkan driver here: the wgsl engine is left out, everything runs on the cpu engine."
+    say "no Vulkan driver here: the wgsl engine is left out, and the CPU computes everything."
     say "to have it: apt-get install mesa-vulkan-drivers (or your GPU's driver)"
 }
 

@@ -22,6 +22,9 @@ sys.dont_write_bytecode = False
 # Nobody here asks a server of the internet.  aiohttp reads all authorities of this machine when it is imported, which
 # is a sixth of what a daemon's modules take.
 os.environ["SSL_CERT_FILE"] = os.devnull
+# What jax and scikit-learn set when a test imports them.  Commands are forked only in the environment of the first one.
+os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "1", "TPU_SKIP_MDS_QUERY": "1"}
+os.environ |= {"KMP_INIT_AT_FORK": "FALSE", "KMP_DUPLICATE_LIB_OK": "True"}
 
 # The same examples every time, however long one takes; the long runs ask for others by their seeds.
 settings.register_profile(
@@ -47,6 +50,12 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     give_back()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_timeout_set_timer(item: pytest.Item) -> bool | None:
+    """A long test may take longer than `timeout`: nothing sets a timer for it."""
+    return True if item.get_closest_marker("long") else None
 
 
 @pytest.hookimpl(wrapper=True)

@@ -111,6 +111,13 @@ RUNS: dict[str, Run] = {
         lambda first, count: ("tests/e2e/test_soak.py", str(count), str(first)),
         seconds_max=3 * 3600.0,
     ),
+    "serving-soak": Run(
+        "minutes of mixed requests to a server of models, with a fault every 6 s and attacks",
+        60,
+        60,
+        lambda first, count: ("tests/e2e/test_serving_soak.py", str(count), str(first)),
+        seconds_max=2 * 3600.0,
+    ),
     "coordinator-kills": Run(
         "coordinators killed at a step of writing their journal",
         1_000,

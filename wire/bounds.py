@@ -16,10 +16,10 @@ from .limits import DEFAULT, GIB, MIB
 
 WAITS, REFUSES, SPILLS, FORGETS = "wait", "refuse", "spill", "forget"
 FULL: Mapping[str, str] = {
-    WAITS: "Whoever brings more waits until there is room.",
-    REFUSES: "More is not taken. Whoever brings it gets an error.",
-    SPILLS: "More goes somewhere else, where it costs more time.",
-    FORGETS: "What came first, or was not used for longest, goes.",
+    WAITS: "A sender of more waits until there is room.",
+    REFUSES: "More is refused, with an error for the sender.",
+    SPILLS: "More is stored elsewhere, where it costs more time.",
+    FORGETS: "What came first, or was not used for longest, is dropped.",
 }
 PLACES: Mapping[str, str] = {
     "program": "A program that uses `mesh`.",
@@ -106,7 +106,7 @@ LINK_QUEUE = Bound(
 )
 LINK_WINDOW = Bound(
     "link",
-    "Bytes of tensors under way that the other side has not acknowledged.",
+    "Bytes of tensors in flight that the other side has not acknowledged.",
     WAITS,
     "The sender waits.",
     limit="window_bytes",
@@ -115,7 +115,7 @@ LINK_REQUESTS = Bound(
     "link",
     "Requests without an answer, in each direction.",
     REFUSES,
-    "LocalError for whoever asks; Busy for the other side.",
+    "LocalError for the caller; Busy for the other side.",
     unit="requests",
     limit="requests_per_peer_max",
 )
@@ -128,9 +128,9 @@ LINK_REQUEST_BYTES = Bound(
 )
 LINK_STREAMS = Bound(
     "link",
-    "Tensors under way at once, in each direction.",
+    "Tensors in flight at once, in each direction.",
     REFUSES,
-    "LocalError for whoever sends; Busy for the other side, whose link ends if it opens as many again.",
+    "LocalError for the caller; Busy for the other side, whose link ends if it opens as many again.",
     unit="tensors",
     limit="streams_per_peer_max",
 )
@@ -138,7 +138,7 @@ UNTAKEN_FILES = Bound(
     "link",
     "Files of shared memory that the processes of one member asked for and have not taken.",
     SPILLS,
-    "Content goes over the link, at the speed at which the other side reads.",
+    "Content is sent over the link, at the speed at which the other side reads.",
     most=GIB,
 )
 SOCKET_MESSAGES = Bound(
@@ -235,7 +235,7 @@ MEMBERS = Bound(
 )
 CALL_INPUTS = Bound(
     "coordinator",
-    "Inputs of calls that are under way on workers.",
+    "Inputs of calls that run on workers.",
     WAITS,
     "Calls wait for their turn. One that needs more runs alone.",
     most=256 * MIB,
@@ -276,7 +276,7 @@ JOB_BYTES_RUNNING = Bound(
 )
 JOBS_OVER = Bound(
     "coordinator",
-    "Jobs that are over and whose results are kept on the disk.",
+    "Jobs that are over and whose results are stored on the disk.",
     FORGETS,
     "The oldest is forgotten.",
     unit="jobs",
@@ -286,7 +286,7 @@ RESULTS_READY = Bound(
     "coordinator",
     "Results in shared memory, until clients have fetched them.",
     SPILLS,
-    "The oldest is on the disk alone, and read again for whoever asks.",
+    "The oldest is on the disk alone, and read again when a client asks.",
     unit="results",
     most=16,
 )
@@ -294,7 +294,7 @@ JOBS_IN_MEMORY = Bound(
     "coordinator",
     "Jobs that are over and whose log and report are in memory.",
     SPILLS,
-    "The oldest is read from the journal when somebody asks.",
+    "The oldest is read from the journal when a client asks.",
     unit="jobs",
     most=8,
 )
@@ -316,7 +316,7 @@ SESSIONS_OF_CLIENT = Bound(
 )
 EVENTS = Bound(
     "coordinator",
-    "Events of the mesh in memory, for whoever asks.",
+    "Events of the mesh in memory, for clients that ask.",
     FORGETS,
     "The oldest is forgotten.",
     unit="events",
@@ -326,17 +326,25 @@ REPORT_EVENTS = Bound(
     "coordinator",
     "Events in the report of one call.",
     FORGETS,
-    "The first 64 and the latest are kept, and of the others their number by kind.",
+    "The first 64 and the latest are reported, and of the others their number by kind.",
     unit="events",
     most=256,
 )
 CALL_STORY = Bound(
     "coordinator",
-    "Events of calls, for whoever looks for a fault.",
+    "Events of calls, for people who look for a fault.",
     FORGETS,
     "The oldest is forgotten.",
     unit="events",
     most=512,
+)
+DEFERRED_UPDATES = Bound(
+    "coordinator",
+    "Updates of what is known of workers, after calls, until no caller waits.",
+    SPILLS,
+    "All of them run at once.",
+    unit="updates",
+    most=64,
 )
 COPIED_FEEDS = Bound(
     "coordinator",
@@ -348,9 +356,9 @@ COPIED_FEEDS = Bound(
 )
 SESSION_INPUTS = Bound(
     "coordinator",
-    "Arguments of steps of one client's sessions, under way or since the last copies.",
+    "Arguments of steps of one client's sessions, in flight or since the last copies.",
     REFUSES,
-    "LimitExceeded for the step, and the session goes on. One step alone may need more.",
+    "LimitExceeded for the step, and the session continues. One step alone may need more.",
     most=4 * GIB,
 )
 SESSION_SPANS = Bound(
@@ -435,7 +443,7 @@ STANDBY_PEERS = Bound(
     "coordinator",
     "Other coordinators of which it remembers where they are dialled.",
     FORGETS,
-    "Who was met first; never one that has every acknowledged entry, or votes.",
+    "The one that was met first; never one that has every acknowledged entry, or votes.",
     unit="coordinators",
     most=8,
 )
@@ -446,7 +454,7 @@ KEPT_CONTENT = Bound(
     "worker",
     "Copies of sessions' state, and weights that the disk has no room for, in memory.",
     REFUSES,
-    "BlobError, with the need and what is taken. Content that nothing needs goes first.",
+    "BlobError, with the need and what is taken. Content that nothing needs is dropped first.",
     setting="`--max-memory`, or half of the machine's memory",
 )
 CACHED_WEIGHTS = Bound(
@@ -491,7 +499,7 @@ FETCHES = Bound(
 )
 DROPPED_PLANS = Bound(
     "worker",
-    "Plans that were dropped, to know what comes late for them.",
+    "Plans that were dropped, to recognise messages that arrive late for them.",
     FORGETS,
     "The oldest is forgotten.",
     unit="plans",
@@ -536,11 +544,19 @@ HOST_PARTS = Bound(
     "host",
     "Compiled parts that no plan has now.",
     FORGETS,
-    "The one that was used longest ago is compiled again if it comes back.",
+    "The one that was used longest ago is compiled again if a plan needs it again.",
     unit="parts",
     most=256,
 )
 HOST_CODE = Bound("host", "The same, their code and constants.", FORGETS, "As there.", most=512 * MIB)
+NATIVE_CODE = Bound(
+    "host",
+    "The same of the native engine, its kernels with what LLVM holds of each. A step of texts has some 80, which take "
+    "4 MiB.",
+    FORGETS,
+    "As there. Its kernels are read from the disk.",
+    most=64 * MIB,
+)
 UNUSED_WEIGHTS = Bound(
     "host",
     "Weights on the device that no part reads now, as far as there is memory.",

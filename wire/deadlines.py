@@ -3,8 +3,8 @@
 A row is one wait.  Its limit is a number of the row, or a field of `Timeouts` that people may change.  Where the limit
 counts from the last sign of work, a worker that computes or bytes that come put it off.  Code that waits reads the
 number from its row; `tests/wire/test_deadlines.py` finds waits that have none.  docs/deadlines.md is generated from
-here.  To add a wait, add a row and use it: with `wire/system/patience.py` where a task waits, and in the state machines
-where one decides.
+here.  To add a wait, add a row and use it: with `wire/system/bounded_wait.py` where a task waits, and in the state
+machines where one decides.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Deadline:
     """One wait: `seconds`, or the field `timeout` of Timeouts.  `more` says what is added to that."""
 
     phase: str
-    what: str  # who waits, and for what
+    what: str  # what waits, and for what
     then: str  # what happens when it passes
     seconds: float = 0.0
     timeout: str = ""
@@ -97,7 +97,7 @@ EXPLAIN = Deadline(
 JOIN = Deadline(
     "deploy",
     "The coordinator waits for a worker to say what it has.",
-    "The link is closed; whoever dialled dials again.",
+    "The link is closed; the node that dialled dials again.",
     timeout="worker_join_s",
 )
 
@@ -120,7 +120,7 @@ COMPILE_HANG = Deadline(
 DEVICE_OPEN = Deadline(
     "compile",
     "A worker waits for an engine host to open its device.",
-    "The host is ended; the worker goes on without that device.",
+    "The host is ended; the worker continues without that device.",
     timeout="device_open_s",
 )
 
@@ -143,7 +143,7 @@ STEP = Deadline(
 STEP_MOVE = Deadline(
     "run",
     "The same while a better plan waits for the step.",
-    "The session goes over to that plan, and does the step again there.",
+    "The session changes to that plan, and does the step again there.",
     seconds=1.0,
     more="or three times the longest of late",
 )
@@ -194,11 +194,11 @@ COLLECTIVE = Deadline(
 RANK_CALL = Deadline(
     "run",
     "An engine host waits for the connection to a rank on another machine.",
-    "What it has for that rank goes through the daemons.",
+    "What it has for that rank is sent through the daemons.",
     timeout="rank_call_s",
 )
 RANK_PROOF = Deadline(
-    "run", "An engine host waits for whoever calls it to prove who it is.", "It hangs up.", timeout="rank_proof_s"
+    "run", "An engine host waits for its caller to prove who it is.", "It hangs up.", timeout="rank_proof_s"
 )
 
 # -- fetch
@@ -206,14 +206,14 @@ RANK_PROOF = Deadline(
 FETCH = Deadline(
     "fetch",
     "A worker waits for one holder of content, dialling it included.",
-    "The next holder is asked, the coordinator last. With none left the plan fails with NodeLost.",
+    "The next holder is asked. With none left the plan fails with NodeLost.",
     seconds=10.0,
     by_size=True,
 )
 FETCH_PROGRESS = Deadline(
     "fetch",
     "Any process waits for content, from the last bytes that came over that link.",
-    "NodeLost for whoever wanted it, who asks the next holder; a session's copy or gathering goes on with that.",
+    "NodeLost for its receiver, which asks the next holder; a session's copy or gathering continues with that.",
     seconds=30.0,
     by_size=True,
 )
@@ -243,26 +243,26 @@ STORE_COPY = Deadline(
 )
 SESSION_RETURN = Deadline(
     "gather",
-    "A session waits for workers without whom its state is lost.",
-    "It ends with NodeLost, or goes on from an older copy.",
+    "A session waits for workers without which its state is lost.",
+    "It ends with NodeLost, or continues from an older copy.",
     timeout="session_return_s",
 )
 SESSION_SETTLE = Deadline(
     "gather",
     "A session waits for the other workers, once a copy is whole.",
-    "It goes on from the copy, without them.",
+    "It continues from the copy, without them.",
     timeout="session_settle_s",
 )
 JOB_GATHER = Deadline(
     "gather",
     "Jobs wait for the workers of before, after a restart of the coordinator.",
-    "They go on with those that are there.",
+    "They continue with those that are there.",
     timeout="job_gather_s",
 )
 STANDBY_ACKNOWLEDGED = Deadline(
     "gather",
     "The coordinator waits for its standby and the voters to have an entry of the journal.",
-    "The entry is refused, and whoever asked for it gets the error.",
+    "The entry is refused, and the caller gets the error.",
     seconds=30.0,
 )
 
@@ -271,7 +271,7 @@ STANDBY_ACKNOWLEDGED = Deadline(
 SILENCE = Deadline(
     "link",
     "The coordinator waits for a worker's heartbeat.",
-    "The worker is dead: its calls and sessions go on elsewhere.",
+    "The worker is dead: its calls and sessions continue elsewhere.",
     timeout="node_timeout_s",
 )
 PING = Deadline(
@@ -334,7 +334,7 @@ HTTP_READER = Deadline(
 MODEL_LOADING = Deadline(
     "serve",
     "A request to a server of models waits for its model, which is not on the workers, to be loaded.",
-    "It is refused with 503 and told when to ask again. The model goes on being loaded.",
+    "It is refused with 503 and the time to ask again. Loading continues.",
     seconds=300.0,
 )
 CHAT_ANSWER = Deadline(
@@ -349,12 +349,12 @@ CHAT_ANSWER = Deadline(
 DROP = Deadline(
     "end",
     "The coordinator waits for a worker to forget a plan.",
-    "It goes on without the answer; the worker forgets the plan whenever it comes to that.",
+    "It continues without the answer. The worker forgets the plan later.",
     seconds=30.0,
 )
 LAST_WORDS = Deadline(
     "end",
-    "A worker whose machine goes to sleep waits for its coordinator to have heard it.",
+    "A worker whose machine is about to sleep waits for its coordinator to have heard it.",
     "The machine sleeps all the same.",
     seconds=1.0,
 )

@@ -9,7 +9,7 @@
     |   |-- QueueFull           more waits already than may wait
     |   `-- PlacementError      no plan fits: need and have for every worker
     |       `-- NoSuchDevice    a worker or device was named that is not there
-    |-- GraphError              the graph itself is wrong, whoever made it
+    |-- GraphError              the graph itself is wrong, whichever program made it
     |   |-- UnknownOp, AttrError, ShapeError, DTypeError
     |   |-- GraphDecodeError    bytes or text that are not a graph
     |   `-- LimitExceeded       larger than a stated limit
@@ -36,7 +36,7 @@
     |-- StorageError            a disk that does not keep what it must
     |   |-- JournalDamaged      records of jobs that were acknowledged are missing or altered
     |   `-- NotDurable          it could not be written, so nothing was acknowledged
-    |-- Cancelled               somebody asked for it to stop
+    |-- Cancelled               a user or program asked for it to stop
     `-- DeadlineExceeded        a wait ended at its time limit
 
 Each class says with `retry` whether the same call may succeed later and with `state_changed` whether
@@ -456,7 +456,7 @@ def error_classes() -> dict[str, type[MeshError]]:
     return classes
 
 
-_ABOUT_ITS_OWNER = (DeviceLost, PoisonTask, Cancelled)  # whoever raises one says it of itself
+_ABOUT_ITS_OWNER = (DeviceLost, PoisonTask, Cancelled)  # a node that raises one says it of itself
 
 
 def error_of_peer(error: MeshError, name: str) -> MeshError:

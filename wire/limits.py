@@ -19,12 +19,12 @@ KERNEL_TEXTS_CHARS_MAX = 4 * MIB  # of the kernels of a graph that is explained,
 @dataclass(frozen=True, slots=True)
 class Limits:
     graph_nodes_max: int = 100_000  # a 100k-node training step is the largest planned use; inner graphs' nodes count
-    graph_edges_max: int = 1_000_000  # bounds a fan-out bomb; likewise
+    graph_edges_max: int = 1_000_000  # stops a graph whose nodes have huge fan-out; inner graphs' edges count
     graph_bytes_max: int = 16 * MIB  # one graph frame
     variadic_inputs_max: int = 4096  # every other op takes exactly as many inputs as its row says
     rank_max: int = 8
     dim_max: int = 1 << 31
-    tensor_bytes_max: int = 64 * GIB  # product of a shape and its item size; the job's budget is lower
+    tensor_bytes_max: int = 64 * GIB  # product of the dimensions and the item size; the job's budget is lower
     attrs_per_node_max: int = 16
     attr_items_max: int = 4096  # in one attribute: a spec per operand of an spmd node, two per rank of a permute
     name_bytes_max: int = 256
@@ -32,13 +32,13 @@ class Limits:
     inline_const_bytes_max: int = 64 * KIB  # a larger constant is a blob
 
     control_frame_bytes_max: int = 1 * MIB
-    chunk_bytes_max: int = 256 * KIB  # one tensor frame's payload: control never waits behind more than this
+    chunk_bytes_max: int = 256 * KIB  # payload of one frame: no frame waits behind a longer one
     stream_bytes_max: int = 64 * GIB
-    window_bytes: int = 16 * MIB  # unacknowledged bulk bytes a sender may have in flight to one peer
+    window_bytes: int = 16 * MIB  # bulk bytes without credit returned that may be in flight to one peer
     streams_per_peer_max: int = 4096
     requests_per_peer_max: int = 4096
-    request_bytes_per_peer_max: int = 512 * MIB  # of its requests without an answer
-    queue_bytes_max: int = 256 * MIB  # bytes waiting to be sent to one peer
+    request_bytes_per_peer_max: int = 512 * MIB  # bytes of its requests without an answer
+    queue_bytes_max: int = 256 * MIB  # bytes that wait to be sent to one peer
     nodes_max: int = 1024
 
     @property

@@ -1,7 +1,7 @@
 """Roles: what a node's certificate says that it is, and whose node it is.  Pure.
 
 A worker computes, a coordinator decides, and the other roles are programs and people that ask.  Each of these may do
-all that the ones before it may: a client what concerns its own work, an operator what concerns everybody's, an admin
+all that the ones before it may: a client what concerns its own work, an operator what concerns all work, an admin
 what concerns who is in the mesh.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 WORKER, COORDINATOR = "worker", "coordinator"
 CLIENT, OPERATOR, ADMIN = "client", "operator", "admin"
 ASKING = (CLIENT, OPERATOR, ADMIN)  # the later may do what the earlier may
-MORE = (OPERATOR, ADMIN)  # who may do more than a client, and is one to releases without these roles
+MORE = (OPERATOR, ADMIN)  # these may do more than a client, and are clients to releases without these roles
 JOINING = (WORKER, *ASKING)  # what a token may be for: nobody joins as a coordinator
 ROLES = (*JOINING, COORDINATOR)
 
@@ -21,8 +21,8 @@ def may(role: str, needed: str) -> bool:
 
 
 def lets_in(token: str, asked: str) -> bool:
-    """Whether a token of one role lets in a node that asks for another.  Who asks to be a client cannot know how much
-    its token is for, and gets that."""
+    """Whether a token of one role lets in a node that asks for another.  A node that asks to be a client cannot know
+    how much its token is for, and gets that."""
     return asked == token or (asked == CLIENT and token in ASKING)
 
 

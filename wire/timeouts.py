@@ -144,7 +144,7 @@ class Timeouts:
         wan=0.5,
     )
     reconnect_most_s: float = _row(
-        2.0, "No wait is longer: whoever switches a machine on again waits no longer than this.", wan=5.0
+        2.0, "No wait is longer, so a machine that is switched on again is dialled within this time.", wan=5.0
     )
 
     # -- discovery
@@ -189,14 +189,14 @@ class Timeouts:
     )
     join_insist_s: float = _row(
         20.0,
-        "How long a node calls again where the join port hangs up on it. A flood of callers leaves room for somebody "
-        "else every few hundredths of a second.",
+        "How long a node calls again where the join port hangs up on it. A flood of callers leaves room for another "
+        "one every few hundredths of a second.",
         wan=60.0,
     )
     join_second_call_s: float = _row(
         5.0,
-        "For the second of a node's two calls, which follows the first at once; then the coordinator's log says that "
-        "somebody heard who it is and did not ask.",
+        "For the second of a node's two calls, which follows the first at once; then the coordinator's log says that a "
+        "node learned who it is and did not ask.",
         by=(COORDINATOR,),
         wifi=10.0,
         wan=20.0,
@@ -225,7 +225,7 @@ class Timeouts:
     )
     worker_link_s: float = _row(
         1.5,
-        "For a link to another worker, after which what is meant for it is relayed and the coordinator looks closer. "
+        "For a link to another worker, after which its tensors are relayed and the coordinator looks closer. "
         "A worker waits longer where the node time-out is longer.",
         by=(WORKER,),
         wifi=4.0,
@@ -255,7 +255,7 @@ class Timeouts:
         by=(WORKER,),
     )
     part_stop_s: float = _row(
-        30.0, "A run that goes on so long after it was cancelled counts as a hang, too.", by=(WORKER,)
+        30.0, "A run that still runs so long after it was cancelled counts as a hang, too.", by=(WORKER,)
     )
     idle_tuning_s: float = _row(
         30.0,
@@ -280,7 +280,7 @@ class Timeouts:
     )
     worker_join_s: float = _row(
         30.0,
-        "For a worker's answer when it joins, which comes once its devices are probed.",
+        "For a worker's answer when it joins, which it sends once its devices are probed.",
         by=(COORDINATOR,),
         wan=60.0,
         test=120.0,
@@ -314,7 +314,7 @@ class Timeouts:
 
     session_return_s: float = _row(
         15.0,
-        "How long a session waits for workers without whom its state is lost: as long as a network is away, or a "
+        "How long a session waits for workers without which its state is lost: as long as a network is away, or a "
         "redial takes.",
         by=(COORDINATOR,),
         wifi=20.0,
@@ -322,8 +322,8 @@ class Timeouts:
     )
     session_settle_s: float = _row(
         1.0,
-        "How long it waits for the others, too, once a copy of the state is whole. With them its plan goes on; without "
-        "them it goes on from the copy.",
+        "How long it waits for the others, too, once a copy of the state is whole. With them its plan continues. "
+        "Without them it continues from the copy.",
         by=(COORDINATOR,),
         wifi=2.0,
         wan=4.0,
@@ -389,15 +389,15 @@ class Timeouts:
 
     rank_call_s: float = _row(
         10.0,
-        "For the connection between engine hosts of two machines, from the moment one listens; without one, letters "
-        "of collectives go over links.",
+        "For the connection between engine hosts of two machines, from the moment one listens; without one, "
+        "messages of collectives are sent over links.",
         by=(WORKER,),
         wan=30.0,
         test=120.0,
     )
     rank_proof_s: float = _row(
         3.0,
-        "For whoever calls there to prove who it is: a TCP connection, TLS and a key.",
+        "For a caller there to prove who it is: a TCP connection, TLS and a key.",
         by=(WORKER,),
         wifi=5.0,
         wan=10.0,
@@ -419,8 +419,8 @@ class Timeouts:
     )
     collective_timeout_s: float = _row(
         COLLECTIVE_TIMEOUT_S,
-        "For the ranks of a program to wait for each other: one may compile, or compute, long "
-        "before it comes. A worker that dies is noticed much earlier.",
+        "For the ranks of a program to wait for each other: one may compile, or compute, for "
+        "long before it is ready. A worker that dies is noticed much earlier.",
         least=1e-6,
         most=SECONDS_MAX,
         by=(COORDINATOR,),

@@ -2,7 +2,7 @@
 
 One JSON object per line; each has the SHA-256 of the line before it, so a changed, removed or inserted line breaks the
 chain from there on.  A file that is full gets a number, and the next one continues its chain.  `verify` checks all.
-It does not know what the events mean; whoever writes holds the folder's lock.
+It does not know what the events mean; a process that writes holds the folder's lock.
 """
 
 from __future__ import annotations

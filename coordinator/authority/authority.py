@@ -6,7 +6,8 @@ Nothing is kept in memory but keys.  What to decide is in `member_roster.py` and
 `keyring.py`.
 
 A mesh may get a new authority: from then on that certifies, and by its word the one before is trusted for another day.
-Only the coordinator still shows a certificate of the one before until that day is over, since not everybody has heard.
+Only the coordinator still shows a certificate of the one before until that day is over, since not all members know the
+new one yet.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class Rotation:
 class Authority:
     """Opens the authority of `mesh` in `folder`, or makes one; ConfigError if what is there cannot be used.
 
-    `epoch` is the coordinator's, sent to whoever joins.  Methods block for a few disk writes, and for the lock: call
+    `epoch` is the coordinator's, sent to nodes that join.  Methods block for a few disk writes, and for the lock: call
     them by `behind_lock`.
     """
 
@@ -296,7 +297,7 @@ class Authority:
             return self._admitted(key, "coordinator", roster)
 
     def admit_here(self, key: PublicKey, role: str, name: str) -> Admitted:
-        """Let in a node of whoever may write this folder; ConfigError if it was revoked."""
+        """Let in a node of a user that may write this folder; ConfigError if it was revoked."""
         with self._changing() as roster:
             now_s = self._clock()
             if not roster.admit_here(key.node_id, role, check_name("node", name), now_s, now_s + CERTIFICATE_S):

@@ -41,7 +41,7 @@ class MemberRecord:
     ends_s: float
     revoked_s: float = 0.0  # 0: it was not
     authority: int = 1  # which of the mesh's certified it last, counted from the first
-    untrusted: bool = False  # it is on somebody else's machine, as its token says
+    untrusted: bool = False  # it is on another person's machine, as its token says
 
     @property
     def revoked(self) -> bool:

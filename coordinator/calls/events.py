@@ -8,9 +8,9 @@ of `CoordinatorState` or of `CallRunner` in `coordinator/runtime/call_runner.py`
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
 
 from wire.errors import MeshError
+from wire.plain_data import PlainData
 
 from ..lifecycle.events import DeployDone as DeployDone
 from ..lifecycle.events import DeployFailed as DeployFailed
@@ -35,31 +35,27 @@ from ..lifecycle.events import Tick as Tick
 # -- events -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class NodeJoined:
+class NodeJoined(PlainData, frozen=True):
     node: str
 
 
-@dataclass(frozen=True, slots=True)
-class NodeGone:
+class NodeGone(PlainData, frozen=True):
     """A node died or left, so its plans are void.  If it crashed, `work` is what it had to compute, by generation.  One
     that is `away` did not say goodbye, and may come back with what it holds for sessions."""
 
     node: str
     error: MeshError
-    work: Mapping[int, frozenset[str]] = field(default_factory=dict)
+    work: Mapping[int, frozenset[str]] = {}
     away: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class NodePaused:
+class NodePaused(PlainData, frozen=True):
     """A node is connected and takes no work, and has handed back what it had; NodeJoined ends the pause."""
 
     node: str
 
 
-@dataclass(frozen=True, slots=True)
-class WorkReported:
+class WorkReported(PlainData, frozen=True):
     """A node said what it computes, and for how long: (generation, step, part, seconds).  Step PREPARING is
     compiling."""
 
@@ -67,20 +63,17 @@ class WorkReported:
     runs: tuple[tuple[int, int, int, float], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ProfilesChanged:
+class ProfilesChanged(PlainData, frozen=True):
     """The nodes are the same, but not what they can do: later calls get new plans."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlanOutdated:
+class PlanOutdated(PlainData, frozen=True):
     """A better plan than this generation's was found: later calls get that one."""
 
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
-class CallSubmitted:
+class CallSubmitted(PlainData, frozen=True):
     """A call is to be evaluated, without the nodes to `avoid` as long as others are there.  Calls with equal `job`
     share a plan.  A patient call waits for a node without end.  `input_bytes` are those of its inputs that do not
     travel within messages: they take memory until the call is over."""
@@ -92,23 +85,20 @@ class CallSubmitted:
     input_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class JobForgotten:
+class JobForgotten(PlainData, frozen=True):
     """No more calls of this job will come, and what workers keep of it may be freed."""
 
     job: Hashable
 
 
-@dataclass(frozen=True, slots=True)
-class CallCancelled:
+class CallCancelled(PlainData, frozen=True):
     call: int
 
 
 # -- actions ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ReportStalled:
+class ReportStalled(PlainData, frozen=True):
     """Report that nobody has worked on a plan for too long, and that it is made anew."""
 
     generation: int

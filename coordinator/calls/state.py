@@ -135,7 +135,7 @@ class _Call:
 class CoordinatorState(PlanLifecycle[_Plan]):
     """The machine.  `wait_s` is how long a call waits for a node when all are gone before it fails with NodeLost.
 
-    Steps under way hold their inputs in memory, of this machine or a worker.  With more than `inputs_bytes_max` of
+    Steps in flight hold their inputs in memory, of this machine or a worker.  With more than `inputs_bytes_max` of
     them, calls wait for their turn; a call that needs more than that runs alone.
     """
 
@@ -145,7 +145,7 @@ class CoordinatorState(PlanLifecycle[_Plan]):
         super().__init__()
         self._wait_s = wait_s
         self._inputs_bytes_max = inputs_bytes_max
-        self._inputs_bytes = 0  # of the steps under way
+        self._inputs_bytes = 0  # of the steps in flight
         self._no_room: dict[int, None] = {}  # plans that are ready, with calls that wait for room, by generation
         self._nodes: set[str] = set()
         self._paused: set[str] = set()
@@ -492,9 +492,9 @@ class CoordinatorState(PlanLifecycle[_Plan]):
 
     def _may_start(self, call: _Call) -> bool:
         """Whether there is room for a call's inputs, and no other call waits for it.  A second try elsewhere of a call
-        that is under way waits for nobody."""
-        under_way = any(step is not None for step in call.tries.values())
-        return not call.input_bytes or under_way or (not self._no_room and self._has_room(call))
+        that is in flight waits for nobody."""
+        in_flight = any(step is not None for step in call.tries.values())
+        return not call.input_bytes or in_flight or (not self._no_room and self._has_room(call))
 
     def _has_room(self, call: _Call) -> bool:
         return not self._inputs_bytes or self._inputs_bytes + call.input_bytes <= self._inputs_bytes_max
@@ -530,7 +530,7 @@ class CoordinatorState(PlanLifecycle[_Plan]):
         return actions
 
     def _job_forgotten(self, event: JobForgotten, now: float) -> list[Action]:
-        """The call's plans go now, or once the calls under way are over."""
+        """The call's plans go now, or once the calls in flight are over."""
         actions: list[Action] = []
         for plan in [plan for plan in self._plans.values() if plan.job == event.job]:
             plan.free = True
@@ -539,7 +539,7 @@ class CoordinatorState(PlanLifecycle[_Plan]):
         return actions
 
     def _void(self, plan: _Plan, error: MeshError, actions: list[Action]) -> list[_Call]:
-        """Forget a plan and tell its surviving nodes; returns the calls it leaves without any."""
+        """Forget a plan and have its surviving nodes drop it; returns the calls that it leaves without any."""
         actions += self._drop(plan, plan.free)
         if self._current.get(plan.key) == plan.generation:
             del self._current[plan.key]
@@ -590,7 +590,7 @@ class CoordinatorState(PlanLifecycle[_Plan]):
         elsewhere = self._short_of_memory([call], event.culprit or event.node, event.error)
         if event.error.retry or elsewhere:
             return self._fail_or_retry(plan, event.error, now, elsewhere)
-        plan.steps[event.step].ran.add(event.node)  # it need not be told
+        plan.steps[event.step].ran.add(event.node)  # it needs no CancelStep
         return self._reject(call, event.error)
 
     def _when_done(self, plan: _Plan, step: int, now: float) -> list[Action]:

@@ -6,14 +6,16 @@ It does not know which plans there are, nor what follows once one is deployed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
+from itertools import chain
 
 from wire import deadlines
 from wire.errors import MeshError, NodeLost, ProtocolError
 from wire.protocol import messages as wire
 from wire.protocol.messages import Combine, Combined, Deploy, Deployed, Drop, MissingGraphs, PlanKey
-from wire.system.patience import within
+from wire.system.bounded_wait import within
 
 from ..planning import plan_messages
 from ..planning.model.plan import FromParam, FromState, Plan
@@ -24,6 +26,7 @@ from .param_slices import ParamSlices
 
 log = logging.getLogger("graph_mesh.coordinator")
 NO_STATE: plan_messages.State = {}
+SLOWER_MAX = 2.0  # a worker that takes so many times as long is still asked before the coordinator, which sends it once
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +69,8 @@ class Deployer:
     ) -> Deployed:
         """Have a worker prepare its parts; MeshError of the worker, or NodeLost.
 
-        `state` says who holds the first values of the state; the bindings have those that are not in it.  With `force`
-        the parts are compiled anew."""
+        `state` says which nodes hold the first values of the state; the bindings have those that are not in it.  With
+        `force` the parts are compiled anew."""
         member = self._members.get(node)
         if member is None:
             raise NodeLost("the worker is gone")
@@ -157,20 +160,37 @@ class Deployer:
         force: bool,
     ) -> Deploy:
         own = member.profile.node_id
-        holders = {node: other.blobs for node, other in self._members.items() if node != own}
+        holders = {node: self._members[node].blobs for node in _before(own, list(self._members))}
         for (address, _), nodes in state.values():
             for node in nodes & holders.keys():
                 holders[node] = holders[node] | {address}
-        inventory = plan_messages.Inventory(holders, self._addresses(own), member.graphs)
+        inventory = plan_messages.Inventory(holders, self._addresses(own), member.graphs, self._slower(own))
         message = plan_messages.deploy(plan, own, key, params, inventory, self._timeout_s, force)
         member.graphs.update(message.graphs)
         member.blobs.update(spec.blob for spec in message.blobs if spec.keep)
         return message
 
+    def _slower(self, own: str) -> Callable[[str], bool]:
+        """Whether content takes much longer to come to `own` from a worker than from here, where it may begin."""
+        rate = self._prober.bytes_per_s
+
+        @cache
+        def slower(node: str) -> bool:
+            return min(rate(CLIENT, node), rate(node, own)) * SLOWER_MAX < rate(CLIENT, own)
+
+        return slower
+
     def _addresses(self, own: str) -> dict[str, tuple[str, ...]]:
         """The addresses of all workers; none for those that this one cannot reach."""
         cut = self._prober.table.relayed(own)
         return {node: () if node in cut else other.link.peer.addresses for node, other in self._members.items()}
+
+
+def _before(own: str, nodes: list[str]) -> Iterator[str]:
+    """The other nodes of a ring, from the one before `own` backwards: where all get the same content, each sends it to
+    the next one, and none sends it to all."""
+    place = nodes.index(own) if own in nodes else len(nodes)  # it has just left
+    return chain(reversed(nodes[:place]), reversed(nodes[place + 1 :]))
 
 
 async def _prepared(member: Member, message: Deploy) -> wire.Message:

@@ -59,7 +59,7 @@ class Explainer:
         self._tasks = tasks
 
     async def explain(self, member: Member, graph: WireGraph, question: ExplainGraph) -> Explained:
-        """What a worker tells of a graph; MeshError.  Kernels' nodes are those of `graph`."""
+        """What a worker reports of a graph; MeshError.  Kernels' nodes are those of `graph`."""
         _check_version(member)
         if graph.free_axes:
             axes = ", ".join(sorted(graph.free_axes))

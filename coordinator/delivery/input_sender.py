@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wire.errors import MeshError, ProtocolError
-from wire.ir.codec import tensor_bytes
+from wire.ir.codec import tensor_bytes, tensor_copy
 from wire.ir.dtypes import dtype_of
 from wire.limits import KIB
 from wire.link.link import Link
@@ -42,7 +42,7 @@ def run_step(
     Inputs that do not leave with the Run are sent by a task of `sending`, until the worker has answered.
     """
     inline, apart = inline_feeds(wanted, inputs)
-    named, later = file_feeds(link, apart, inputs, shared)
+    named, later = file_feeds(link, apart, inputs, shared) if apart else ((), apart)
     answer = link.outcome_of(Run(run.plan, run.step, (*inline, *named), run.committed))
     ran: Outcome[Ran] = Outcome(answer.cancel)
     rest: asyncio.Task[None] | None = None
@@ -78,7 +78,7 @@ def inline_feeds(wanted: Iterable[Fed], inputs: Arrays) -> tuple[tuple[Feed, ...
             apart.append((part, slot, source))
             continue
         size_bytes += array.nbytes
-        feeds.append(Feed(part, slot, Value(dtype_of(array).name, array.shape, tensor_bytes(array).tobytes())))
+        feeds.append(Feed(part, slot, Value(dtype_of(array).name, array.shape, tensor_copy(array))))
     return tuple(feeds), apart
 
 
@@ -114,7 +114,7 @@ async def send_separately(link: Link, run: Run, apart: Iterable[Fed], inputs: Ar
         dtype = dtype_of(array).name
         contiguous = await off_loop(array.nbytes, np.ascontiguousarray, array)
         if array.nbytes <= INLINE_BYTES_MAX:
-            link.notify(Push(key, step, part, slot, Value(dtype, array.shape, tensor_bytes(contiguous).tobytes())))
+            link.notify(Push(key, step, part, slot, Value(dtype, array.shape, tensor_copy(contiguous))))
         elif link.same_host and shared is not None:
             name = await share_with(link, shared, tensor_bytes(contiguous))
             link.notify(Push(key, step, part, slot, Value(dtype, array.shape, None, name)))

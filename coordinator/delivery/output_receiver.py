@@ -120,7 +120,7 @@ def not_sent(link: Link) -> MeshError:
 
 
 def let_go(link: Link, value: Value) -> None:
-    """Remove the file of a tensor that nobody waits for any more: whoever gets its name owns it."""
+    """Remove the file of a tensor that nobody waits for any more: the process that gets its name owns it."""
     if value.shared:
         remove(link.peer.shared_memory, value.shared)
 

@@ -1,4 +1,4 @@
-"""Relay: tensors between two workers that cannot connect pass here, and are counted for the call they belong to.
+"""Relay: forwards tensors between two workers that cannot connect, and counts them for their call.
 
 Only what a plan has the one send to the other passes.  What is counted is bounded by the calls in progress and by the
 pairs of workers that are there.
@@ -29,7 +29,7 @@ class RelayServer:
     calls: Mapping[int, Call]
     epoch: Callable[[], int]
     deployment: Callable[[int], Deployment | None]
-    _under_way: Counter[str] = field(default_factory=Counter)  # pieces, by sender
+    _in_flight: Counter[str] = field(default_factory=Counter)  # pieces, by sender
 
     async def serve(self, link: Link, body: Relay) -> Done:
         """Pass on a piece.  StaleGeneration if its plan is not current, NodeLost if its receiver is gone, NotTrusted if
@@ -45,15 +45,15 @@ class RelayServer:
         check_type_of(push.value, kind)
         if body.size_bytes != kind.size_bytes:
             raise ProtocolError(f"a tensor of type {kind} does not have {body.size_bytes} bytes")
-        if self._under_way[sender] >= RELAYED_AT_ONCE.most:
-            raise Busy(f"{RELAYED_AT_ONCE.most} pieces of {link.peer.name} are under way")
-        self._under_way[sender] += 1
+        if self._in_flight[sender] >= RELAYED_AT_ONCE.most:
+            raise Busy(f"{RELAYED_AT_ONCE.most} pieces of {link.peer.name} are in flight")
+        self._in_flight[sender] += 1
         try:
             return await self._pass_on(sender, body)
         finally:
-            self._under_way[sender] -= 1
-            if not self._under_way[sender]:
-                del self._under_way[sender]
+            self._in_flight[sender] -= 1
+            if not self._in_flight[sender]:
+                del self._in_flight[sender]
 
     async def _pass_on(self, sender: str, body: Relay) -> Done:
         receiver = self.link_to(body.node)

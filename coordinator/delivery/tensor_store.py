@@ -20,7 +20,7 @@ class TensorStore:
         return address in self._held
 
     def of(self, address: bytes, kind: TensorType) -> NDArray[Any]:
-        """The tensor as it is meant by whoever asks: others of other shapes and dtypes may have the same bytes."""
+        """The tensor with the caller's shape and dtype: tensors of other types may have the same bytes."""
         return tensor_from(tensor_bytes(self._held[address][0]), kind)
 
     def hold(self, address: bytes, array: NDArray[Any]) -> None:

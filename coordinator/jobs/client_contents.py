@@ -1,9 +1,9 @@
 """Client contents: which content a client may fetch from the coordinator, and which it need not send again.
 
-Content goes by its address, and who knows that could ask for anybody's.  So a client gets what belongs to its own jobs
-and sessions, and is asked to send what it has not sent before, even if another has: all else is not there for it.  An
-admin, who may read everybody's results, gets those.
-Workers may fetch all that the coordinator holds, since plans name it to them.
+Content is requested by its address, so a client that knows an address could ask for the content of others.  So a client
+gets what belongs to its own jobs and sessions, and is asked to send what it has not sent before, even if another has:
+all else is not there for it.  An admin, who may read the results of all clients, gets those.  Workers may fetch all
+that the coordinator holds, since plans name it to them.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class Requests:
         for waiting in self.turns.values():
             if not waiting.done():
                 waiting.set_exception(error.copy())
-                waiting.exception()  # whoever waited may be gone
+                waiting.exception()  # its waiter may be gone
 
 
 @dataclass(slots=True)
@@ -103,8 +103,8 @@ class ClientSession:
     """A session of a client, and what is held for it."""
 
     id: str
-    token: str  # of whoever drives it
-    client: str  # who does, or did last; "" after a time when nobody could
+    token: str  # of the program that drives it
+    client: str  # the client that drives it, or did last; "" after a time when none could
     client_name: str
     terms: Terms
     session: Session | None = None  # None until its client is back, where this process was started anew

@@ -21,6 +21,7 @@ from wire.ir.codec import content_hasher
 from wire.limits import MIB
 from wire.system import mapped_files
 from wire.system.atomic_files import WRITING, Disk
+from wire.system.shared_memory import reserve
 
 PIECE_BYTES = MIB
 RECENT_BYTES_MAX = CONTENT_KEPT.most  # weights that come again need not be sent again
@@ -93,7 +94,7 @@ class ContentFiles:
         path = f"{self._path(address)}.{secrets.token_hex(8)}{WRITING}"
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o600)
         try:
-            _reserve(handle, size_bytes)
+            reserve(handle, size_bytes)
             yield handle
             if _hash_of(handle) != address:
                 raise BlobCorrupt(f"what arrived for content {address.hex()[:16]} has another address")
@@ -134,7 +135,7 @@ class ContentFiles:
 
     def find(self, address: bytes, size_bytes: int) -> memoryview | None:
         """Map content that is held; None if it is not held, or damaged."""
-        if address not in self._holds:  # it does not wait for who changes that
+        if address not in self._holds:  # it does not wait for the thread that changes that
             return None
         try:
             return self.load(address, size_bytes)
@@ -142,7 +143,7 @@ class ContentFiles:
             return None
 
     def view(self, address: bytes) -> memoryview | None:
-        """Map content that is held, whatever its size, for somebody who checks it; None if it is not here.  It never
+        """Map content that is held, whatever its size, for a caller that checks it; None if it is not here.  It never
         waits: an event loop asks."""
         if address not in self._holds:
             return None
@@ -175,13 +176,6 @@ class ContentFiles:
 
     def _path(self, address: bytes) -> str:
         return os.path.join(self._folder, address.hex())
-
-
-def _reserve(handle: int, size_bytes: int) -> None:
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(handle, 0, size_bytes)
-    else:
-        os.truncate(handle, size_bytes)
 
 
 def _hash_of(handle: int) -> bytes:

@@ -56,7 +56,7 @@ from wire.protocol.messages import (
 from wire.protocol.reports import Event
 from wire.roles import ADMIN, OPERATOR, may, member_id
 from wire.system.loop_lag import recent_lag_s
-from wire.system.malloc import give_back
+from wire.system.malloc import DelayedReturn, give_back
 from wire.system.tasks import Tasks, unheard
 from wire.transfer.content_exchange import OFF_LOOP_BYTES, BlobExchange, graph_from, off_loop, sent_separately
 from wire.units import counted
@@ -76,7 +76,7 @@ log = logging.getLogger("graph_mesh.service")
 
 PUBLISHED_MAX = RESULTS_READY.most
 RECENT_MAX = JOBS_IN_MEMORY.most
-GIVE_BACK_EVERY = 64  # jobs, after which memory goes back to the system
+GIVE_BACK_EVERY = 64  # jobs, after which memory goes back to the system at once
 WORKERS = "@workers"  # the entry that names the workers of before; no job has such an id
 WORKERS_CHANGED = frozenset({"joined", "healthy", "dead", "leaving", "paused", "resumed", "quarantined"})
 
@@ -131,7 +131,7 @@ class JobService:
         self._publishing = asyncio.Lock()
         self._held: dict[Key, list[tuple[str, bytes]]] = {}  # those that clients fetch by address, and for whom
         self._recent: dict[Key, Job] = {}
-        self._ended = itertools.count(1)
+        self._ended, self._freed = itertools.count(1), DelayedReturn()
         self._forced = itertools.count(1)
         self._workers_before: frozenset[str] = frozenset()
         self._workers_kept: list[dict[str, Any]] = []
@@ -183,6 +183,7 @@ class JobService:
     async def close(self) -> None:
         """End every job's work; the next start goes on with it."""
         self._closing = True
+        self._freed.close()
         tasks = [*(task for _, task in self._running.values()), self._timer]
         for task in tasks:
             task.cancel()
@@ -257,7 +258,7 @@ class JobService:
         await self._until(job, lambda job: job.state in FINAL)
         if job.error is not None:
             await self._recall(job)
-            raise job.error.copy()  # for whoever asks: raised itself, it would gather the stacks of them all
+            raise job.error.copy()  # a copy for each caller: raised itself, it would gather the stacks of them all
         async with self._publishing:
             await self._recall(job)
             if job.key not in self._published:
@@ -267,7 +268,7 @@ class JobService:
                     self._job(link, body.job, ADMIN)
                     raise InputError(f"job {body.job} was forgotten, and there is a newer one of that id")
                 for other in list(self._published)[:-PUBLISHED_MAX]:
-                    self._unpublish(other)  # whoever asks for it again has it published again
+                    self._unpublish(other)  # a later request publishes it again
             return JobResult(self._published[job.key], job.report)
 
     def _job(self, link: Link, job: str, everybodys: str) -> Job:
@@ -350,6 +351,7 @@ class JobService:
                 job.kept, job.work = kept, None  # read from the disk when its turn comes
         if save.kind == "ended":
             self._remember(job)
+            self._freed.soon()
             if next(self._ended) % GIVE_BACK_EVERY == 0:
                 await asyncio.to_thread(give_back)
 
@@ -497,7 +499,8 @@ class JobService:
 
     def _happened(self, event: Event) -> None:
         """Add what happens to a worker to the log of every job that runs, and what happens to a plan to those of the
-        jobs that run by it: plans of others are not for everybody."""
+        jobs that run by it: plans of others are not shown to all clients."""
+        self._freed.soon()  # plans, and graphs and weights on their way, take memory for a moment
         about = f" {event.node}" if event.node else _ABOUT.get(event.kind, "")
         text = f"{event.kind}{about}: {event.text}"
         for job, _ in self._running.values():
@@ -545,7 +548,7 @@ def _values(save: Save) -> Any:
     if save.kind == "accepted":
         work: _Work = save.job.work
         return {
-            **work.content.values,
+            **work.content.values(),
             "strategy": work.strategy,
             "copies": work.copies,
             "force": bool(work.forced),

@@ -260,7 +260,7 @@ class JobStore:
         await self._release(_split_addresses(former))
 
     async def close(self) -> None:
-        """Write what is under way, and unlock the folder."""
+        """Write what is in flight, and unlock the folder."""
         await (self._writing or self._write_all())
         await self._in_writer(self._journal.close)
         self._writer.shutdown()

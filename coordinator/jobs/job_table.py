@@ -13,7 +13,7 @@ promised: it is in the journal, where there is one.  An end is reported once it 
 journal has refused it; then it is tried again every `retry_s`.  While no worker can be given work, a job that needs no
 client stays queued, as long as it takes; one that is attached runs, and fails with an error that says so.
 
-A job is of the member whose process submitted it, and for everybody else it is not there: two members may give two
+A job is of the member whose process submitted it, and for all other members it does not exist: two members may give two
 jobs the same id.  Members take turns (`start`): of two that have jobs in the queue, the one that has fewer running
 begins its next, and the jobs of one never keep another from its share.
 
@@ -94,7 +94,7 @@ class Job:
     started_s: float = 0.0  # likewise
     over_s: float | None = None  # likewise
     entry: str = ""  # its name in the journal; a job of an older version has its id alone
-    stopped_by: MeshError | None = None  # why its work was stopped, if not because somebody cancelled it
+    stopped_by: MeshError | None = None  # why its work was stopped, if it was not cancelled
 
     @property
     def owner(self) -> str:
@@ -290,7 +290,8 @@ class JobTable:
         return []
 
     def start(self, now: float) -> list[Action]:
-        """Begin queued jobs that may run now: of each owner the oldest, and first of who has the fewest running.
+        """Begin queued jobs that may run now: of each owner the oldest, and first those of the owner with the fewest
+        running.
 
         All together run `running_max`.  Yet an owner always has its share of them, also where others came first and
         have it: their jobs may be endless.
@@ -471,7 +472,7 @@ class JobTable:
         return self._jobs.get(job.key) is job
 
     def all(self, owner: str | None = None) -> list[Job]:
-        """The jobs of an owner, or everybody's."""
+        """The jobs of an owner, or of all owners."""
         return [job for job in self._jobs.values() if owner is None or job.owner == owner]
 
     def report(self, job: Job, now: float, details: bool) -> JobReport:

@@ -10,7 +10,7 @@ gives the session a token of its own, by which all is asked from then on, and th
 session is in the journal before any client learns it.
 
 A session outlasts this process, too.  Its program is in the journal, and so is the record of where its state is
-(`coordinator/sessions/manifest.py`).  The next process has the workers keep that.  A client that asks again is told
+(`coordinator/sessions/manifest.py`).  The next process has the workers keep that.  A client that asks again learns
 that it was interrupted: it says which answers it has, sends the inputs of earlier steps that may have to be done again,
 and asks for the rest anew.
 """
@@ -76,7 +76,7 @@ Ask = Callable[[], Awaitable[Any]]
 Named = Callable[[Any], Iterable[tuple[str, NDArray[Any]]]]
 SESSION, RECORD, DRIVER = SESSION_ENTRIES = "session", "session-record", "session-driver"  # kinds of entries
 FORMER_MAX = 16  # tokens of a session, whose programs learn who drives it now
-TAKE = "Attach with take=True to drive it from here; the other program is told so at its next step"
+TAKE = "Attach with take=True to drive it from here; the other program gets an error at its next step"
 INTERRUPTED = SessionTold((), interrupted=True)
 BEGINNING = Manifest((CopyRecord(0, 0, None),))  # of a session that no plan has begun for
 # Before a session's id, which is its first token if no other has that; no job has such an id.
@@ -85,8 +85,8 @@ _ENTRY = {SESSION: "@session ", RECORD: "@session-record ", DRIVER: "@session-dr
 
 class SessionService:
     """Registers itself as the answer to every message about sessions.  Call `resume` before `listen`.  `close` ends the
-    sessions for good: call it before the coordinator's, and only if somebody stopped that.  Tokens and names are those
-    of one member: to others a session is not there, and they may give theirs the same."""
+    sessions for good: call it before the coordinator's, and only if a user or program stopped that.  Tokens and names
+    are those of one member: to others a session is not there, and they may give theirs the same."""
 
     def __init__(
         self,
@@ -186,7 +186,7 @@ class SessionService:
         self._check_room(member_id(link.peer.node_id))  # others came while its values did
         graph, kinds = content.graph, content.graph.param_types
         for carry in body.carries:
-            if carry.name not in kinds or carry.output >= len(graph.outputs) or body.told > len(graph.outputs):
+            if carry.name not in kinds or max(carry.output + 1, body.returned_count) > len(graph.outputs):
                 raise InputError(f"the state {carry.name!r} is no param of the graph, or its next value no output")
         size_bytes = sum(kinds[carry.name].size_bytes for carry in body.carries)
         ahead = body.ahead or ahead_for(size_bytes)
@@ -194,7 +194,9 @@ class SessionService:
         policy = Policy(body.copies or "buddy", max(body.every, 1), ahead, body.replay_bytes, asked, durable=True)
         carries = tuple((carry.name, carry.output) for carry in body.carries)
         me = link.peer
-        terms = Terms(me.node_id, strategy, carries, body.told, ahead, policy, body.name, self._wall(), size_bytes)
+        terms = Terms(
+            me.node_id, strategy, carries, body.returned_count, ahead, policy, body.name, self._wall(), size_bytes
+        )
         id = token if token not in self._sessions else secrets.token_hex(6)  # another member may have the same token
         opened = ClientSession(id, token, me.node_id, me.name, terms, form=body.form)
         program, addresses = opened.take(content), self._hold(opened, content)
@@ -383,7 +385,8 @@ class SessionService:
     # -- the journal, and sessions of the process before
 
     async def _save(self, opened: ClientSession, content: ProgramContent) -> None:
-        values = content.values | ({"form": Content(memoryview(opened.form))} if opened.terms.name else {})
+        form = {"form": Content(memoryview(opened.form))} if opened.terms.name else {}
+        values = content.values(state=dict(opened.terms.carries)) | form
         fields = {**opened.terms.fields, "token": opened.token}
         await self._store.save(_ENTRY[SESSION] + opened.id, SESSION, fields, values)
 
@@ -420,16 +423,16 @@ class SessionService:
         async with opened.resuming:
             record = opened.record
             if opened.session is not None or record is None:
-                return SessionResumed(body.told, body.told)
-            first = record.manifest.first_feed(body.told, body.since)
-            missing = next((step for step in range(first, body.told) if step not in opened.feeds), body.told)
-            if missing < body.told:
-                return SessionResumed(missing, body.told)
-            feeds = {step: opened.feeds[step] for step in range(first, body.told)}
-            await self._open_again(opened, record, body.told, feeds, body.since)
+                return SessionResumed(body.answered, body.answered)
+            first = record.manifest.first_feed(body.answered, body.since)
+            missing = next((step for step in range(first, body.answered) if step not in opened.feeds), body.answered)
+            if missing < body.answered:
+                return SessionResumed(missing, body.answered)
+            feeds = {step: opened.feeds[step] for step in range(first, body.answered)}
+            await self._open_again(opened, record, body.answered, feeds, body.since)
             opened.requests.next_number = opened.requests.heard = body.number
-            log.info("session %s goes on after step %d", opened.id, body.told)
-            return SessionResumed(body.told, body.told)
+            log.info("session %s goes on after step %d", opened.id, body.answered)
+            return SessionResumed(body.answered, body.answered)
 
     async def _open_again(
         self, opened: ClientSession, record: SessionRecord, answered: int | None, feeds: StepFeeds, since: int = 0

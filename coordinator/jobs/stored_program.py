@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,12 +39,14 @@ class ProgramContent:
         """The contents that workers may fetch, with their addresses."""
         return [*self.params.values(), *self.consts.items()]
 
-    @property
-    def values(self) -> dict[str, Any]:
-        """The values of an entry."""
+    def values(self, state: Container[str] = ()) -> dict[str, Any]:
+        """The values of an entry.  Params of the `state` of a session do not come again, as weights do."""
         return {
             "graph": Content(memoryview(self.graph.encoded)),
-            "params": {name: Content(tensor_bytes(array), address) for name, (address, array) in self.params.items()},
+            "params": {
+                name: Content(tensor_bytes(array), address, again=name not in state)
+                for name, (address, array) in self.params.items()
+            },
             "consts": {address.hex(): Content(tensor_bytes(array), address) for address, array in self.consts.items()},
         }
 

@@ -15,7 +15,7 @@ from ..workers.worker_names import culprit
 from . import events as ev
 from .error_context import explain
 
-_DOING = {ev.MakePlan: "planning", ev.SendDeploy: "deploying", ev.SendRun: "running"}
+_DOING: Mapping[type, str] = {ev.MakePlan: "planning", ev.SendDeploy: "deploying", ev.SendRun: "running"}
 
 
 def doing(action: object) -> str:

@@ -1,4 +1,4 @@
-"""Answers: gives whoever waits what has to be put together first, by a thread where that is much.
+"""Answers: gives callers results that have to be put together first, in a thread if they are large.
 
 A copy of gigabytes takes a second, for which the event loop would stand still.
 """
@@ -18,7 +18,7 @@ Made = tuple[int, Callable[[], T]]  # how many bytes are copied for something, a
 
 
 def give(tasks: Tasks, future: asyncio.Future[T] | None, what: str, prepare: Callable[[], Made[T]]) -> None:
-    """Give whoever waits what this makes, or the error that becomes of it.  `prepare` is called now: it notes all that
+    """Give the caller the result of `prepare`, or its error.  `prepare` is called now: it notes all that
     is needed, which may be let go after that."""
     if future is None or future.done():
         return

@@ -123,7 +123,7 @@ def cannot_continue(error: MeshError, gone: Collection[str], step: int) -> MeshE
     if not gone:
         return error
     error = error.copy()
-    error.message = f"nobody who is left can go on with the session without {', '.join(gone)}: {error.message}"
+    error.message = f"no worker that is left can continue the session without {', '.join(gone)}: {error.message}"
     error.next_step = f"Start {', '.join(gone)} again, or a worker like it, and begin from a state after step {step}"
     return error
 
@@ -131,7 +131,7 @@ def cannot_continue(error: MeshError, gone: Collection[str], step: int) -> MeshE
 def not_readable_yet(error: MeshError | None) -> NodeLost:
     """The error of a read of a state that only the workers of a plan hold that has done no step yet."""
     return NodeLost(
-        "who held the session's state beside its present workers is gone, and these can give it after their next step",
+        "the other holders of the session's state are gone, and its present workers can give it after their next step",
         cause=str(error or ""),
         next_step="Do a step, and ask again",
     )

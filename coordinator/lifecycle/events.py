@@ -8,19 +8,19 @@ give it a row in the table of `PlanLifecycle` (`plan_lifecycle.py`) or of `PlanS
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from wire.errors import MeshError
+from wire.plain_data import PlainData
 
 Piece = Any  # hashable: the part of a session's state that one place holds (`plan.FromState`)
-Holders = Mapping[Piece, frozenset[str]]  # who has them; "" is this process
+Holders = Mapping[Piece, frozenset[str]]  # the nodes that have them; "" is this process
+NO_HOLDERS: Holders = {}
 
 # -- events -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class PlanMade:
+class PlanMade(PlainData, frozen=True):
     """A plan was made.  `nodes` are those that it uses, `outputs` how many outputs come back.  Predictions: `seconds`
     for every part, `prepare_s` to compile it, `step_s` for a whole step, infinity where that depends on values.  Of a
     session: which nodes make each piece of the state, and whether workers have no room for each other's copies."""
@@ -28,27 +28,24 @@ class PlanMade:
     generation: int
     nodes: frozenset[str]
     outputs: int
-    seconds: Mapping[int, float] = field(default_factory=dict)
-    prepare_s: Mapping[int, float] = field(default_factory=dict)
+    seconds: Mapping[int, float] = {}
+    prepare_s: Mapping[int, float] = {}
     step_s: float = 0.0
-    owners: Holders = field(default_factory=dict)
+    owners: Holders = NO_HOLDERS
     roomless: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class PlanFailed:
+class PlanFailed(PlainData, frozen=True):
     generation: int
     error: MeshError
 
 
-@dataclass(frozen=True, slots=True)
-class DeployDone:
+class DeployDone(PlainData, frozen=True):
     generation: int
     node: str
 
 
-@dataclass(frozen=True, slots=True)
-class DeployFailed:
+class DeployFailed(PlainData, frozen=True):
     """A node could not deploy its parts; `work` is that of RunFailed."""
 
     generation: int
@@ -57,8 +54,7 @@ class DeployFailed:
     work: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class NodeBegan:
+class NodeBegan(PlainData, frozen=True):
     """The first part of a node in a step runs."""
 
     generation: int
@@ -66,19 +62,17 @@ class NodeBegan:
     node: str
 
 
-@dataclass(frozen=True, slots=True)
-class NodeRan:
+class NodeRan(PlainData, frozen=True):
     """All parts of a node are done for this step; `seconds` is what each took.  `outputs`, by slot, came with it."""
 
     generation: int
     step: int
     node: str
-    seconds: Mapping[int, float] = field(default_factory=dict)
-    outputs: Mapping[int, Any] = field(default_factory=dict)
+    seconds: Mapping[int, float] = {}
+    outputs: Mapping[int, Any] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class RunFailed:
+class RunFailed(PlainData, frozen=True):
     """A node could not run its parts.  If an engine host died of it, `work` is what that was computing.  `culprit` is
     the node whose error it is, where `node` waited for another one; "" for `node` itself."""
 
@@ -90,27 +84,24 @@ class RunFailed:
     culprit: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class OutputArrived:
+class OutputArrived(PlainData, frozen=True):
     generation: int
     step: int
     slot: int
     value: Any
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(PlainData, frozen=True):
     """A deadline was reached.  `working` are the workers that compute a part which waits for no other, as ranks do: its
     plan, its step, and the seconds so far."""
 
-    working: Mapping[str, tuple[int, int, float]] = field(default_factory=dict)
+    working: Mapping[str, tuple[int, int, float]] = {}
 
 
 # -- actions ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class MakePlan:
+class MakePlan(PlainData, frozen=True):
     """Plan a job for these nodes: what a call is of, or what a session goes on from."""
 
     generation: int
@@ -118,14 +109,12 @@ class MakePlan:
     nodes: frozenset[str]
 
 
-@dataclass(frozen=True, slots=True)
-class SendDeploy:
+class SendDeploy(PlainData, frozen=True):
     generation: int
     node: str
 
 
-@dataclass(frozen=True, slots=True)
-class SendRun:
+class SendRun(PlainData, frozen=True):
     """Have a node run a step of the plan for the call of this number, or as the session's step of this number;
     `committed` of the plan's steps are committed."""
 
@@ -136,8 +125,7 @@ class SendRun:
     committed: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class SendCancel:
+class SendCancel(PlainData, frozen=True):
     """Have a node give up a step that it has not done: nobody waits for it any more."""
 
     generation: int
@@ -145,8 +133,7 @@ class SendCancel:
     node: str
 
 
-@dataclass(frozen=True, slots=True)
-class SendDrop:
+class SendDrop(PlainData, frozen=True):
     """Have a node forget a plan; with `free` weights that only it used are freed and not kept."""
 
     generation: int
@@ -154,15 +141,13 @@ class SendDrop:
     free: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ForgetPlan:
+class ForgetPlan(PlainData, frozen=True):
     """Nothing refers to this generation any more."""
 
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
-class Resolve:
+class Resolve(PlainData, frozen=True):
     """Give the caller the outputs, by slot, of a call or of a committed step: once, and those of steps in order."""
 
     number: int
@@ -170,8 +155,7 @@ class Resolve:
     outputs: Mapping[int, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Reject:
+class Reject(PlainData, frozen=True):
     number: int
     error: MeshError
 

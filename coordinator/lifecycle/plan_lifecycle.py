@@ -5,7 +5,7 @@
 
 A step is one run of the whole plan: every node gets SendRun, and the step is done once every node answered NodeRan and
 all outputs arrived.  Whatever comes for a plan or a step that is not known any more is stale and changes nothing; a
-worker that deployed such a plan is told to drop it.
+worker that deployed such a plan gets SendDrop.
 
 `CoordinatorState` (`coordinator/calls/state.py`) and `SessionState` (`coordinator/sessions/state.py`) derive from it.
 They decide which plans are wanted, what a step is for, and what follows a failure: the `_when_` methods.  A call is one
@@ -36,7 +36,7 @@ class Phase(Enum):
 
 @dataclass(slots=True)
 class StepRun:
-    """A step under way."""
+    """A step in flight."""
 
     number: int  # of the call that it is, or of the session's step
     seen_s: float  # when there was a sign of it last
@@ -58,7 +58,7 @@ class LivePlan:
     prepare_s: Mapping[int, float] = field(default_factory=dict)  # what each part should take to compile
     step_s: float = 0.0  # what a step should take
     deployed: set[str] = field(default_factory=set)
-    steps: dict[int, StepRun] = field(default_factory=dict)  # those under way, counted from the plan's first
+    steps: dict[int, StepRun] = field(default_factory=dict)  # those in flight, counted from the plan's first
     issued: int = 0  # steps that were begun
 
     @property
@@ -139,7 +139,7 @@ class PlanLifecycle(ABC, Generic[P]):
 
     @abstractmethod
     def _when_not_run(self, plan: P, event: ev.RunFailed, now: float) -> Actions:
-        """A node could not do its parts of a step that is under way."""
+        """A node could not do its parts of a step that is in flight."""
 
     # -- events
 
@@ -197,8 +197,8 @@ class PlanLifecycle(ABC, Generic[P]):
 
     def lacks(self, generation: int, step: int, slot: int) -> bool | None:
         """Whether a step still waits for an output; None where it is over, or there is no such step."""
-        under_way = self._step(generation, step)
-        return None if under_way is None else slot not in under_way.outputs
+        in_flight = self._step(generation, step)
+        return None if in_flight is None else slot not in in_flight.outputs
 
     def _output_arrived(self, event: ev.OutputArrived, now: float) -> Actions:
         """The first value of an output counts."""

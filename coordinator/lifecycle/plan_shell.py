@@ -76,7 +76,7 @@ class PlanShell(ABC):
     async def _contents(
         self, deployment: Deployment, plan: Plan, node: str
     ) -> tuple[plan_messages.Bindings, plan_messages.State]:
-        """What a node's params are bound to, and who holds the first values of its state."""
+        """What a node's params are bound to, and which nodes hold the first values of its state."""
 
     @abstractmethod
     def _deployed(self, action: ev.SendDeploy, deployment: Deployment, answer: Deployed) -> None:
@@ -96,11 +96,11 @@ class PlanShell(ABC):
 
     @abstractmethod
     def _resolve(self, action: ev.Resolve) -> None:
-        """Give the outputs of a call or a step to whoever waits for them."""
+        """Give the outputs of a call or a step to its caller."""
 
     @abstractmethod
     def _reject(self, action: ev.Reject) -> None:
-        """Give the error of a call or a step to whoever waits for it."""
+        """Give the error of a call or a step to its caller."""
 
     @abstractmethod
     def _unanswered(self, error: MeshError) -> None:
@@ -118,7 +118,7 @@ class PlanShell(ABC):
         self._tasks.run(doing(action), work, lambda error: self._failed(action, error))
 
     def _failed(self, action: Any, error: MeshError) -> None:
-        """Report the failure of an action to whoever waits for its result."""
+        """Report the failure of an action to the caller that waits for its result."""
         if isinstance(action, ev.SendRun):
             self._prober.lost_between(action.node, error)
         event = failure_of(action, error, self._known, self._members, self.deployments)
@@ -159,11 +159,11 @@ class PlanShell(ABC):
         if answer is None:
             self._failed(action, error or RemoteError("a run has no answer"))
             return
-        with isolated("noting what a worker did"):  # the step is right without notes on it
+        with isolated("recording what a worker did"):  # the step is right without that
             self._tell_begun(action, deployment, answer)
             self._ran(action, deployment, answer, began_s)
         try:
-            outputs = dict[int, NDArray[Any]]()
+            outputs: dict[int, NDArray[Any]] = {}
             for came in answer.outputs:
                 if came.value.data is not None or came.value.shared:
                     array = self._output(link, action.generation, action.step, came.slot, came.value)

@@ -1,4 +1,4 @@
-"""Step time-out: how long a session waits for the step under way before it counts as stuck.  Pure.
+"""Step time-out: how long a session waits for the step in flight before it counts as stuck.  Pure.
 
 A worker may answer every heartbeat and never end its part: a shader hangs, a machine swaps.  The limit follows from how
 long steps took so far, except for work that depends on values.  A limit that is too short costs one step done twice, so
@@ -72,7 +72,7 @@ class StepTimeout:
     took_s: float = 0.0  # the longest that a step took of late, by any plan
     _first: bool = True  # no step of the present plan was done yet
     _predicted_s: float = 0.0
-    _since_s: float | None = None  # when the step that is next to be done was begun; None: nothing is under way
+    _since_s: float | None = None  # when the step that is next to be done was begun; None: nothing is in flight
     _before_s: float = 0.0  # what the one before took
 
     def planned(self, predicted_s: float) -> None:
@@ -80,26 +80,26 @@ class StepTimeout:
         self._first, self._predicted_s, self._since_s = True, predicted_s, None
 
     def began(self, now: float) -> None:
-        """A step has begun, perhaps while others are under way."""
+        """A step has begun, perhaps while others are in flight."""
         self._since_s = now if self._since_s is None else self._since_s
 
     def done(self, now: float, more: bool) -> None:
-        """The step is done; whether there are more under way."""
+        """The step is done; whether there are more in flight."""
         if self._since_s is not None:
             self._before_s = now - self._since_s
             self.took_s = max(self._before_s, self.took_s * TOOK_DECAY)
         self._first, self.given_up, self._since_s = False, 0, now if more else None
 
     def stopped(self) -> None:
-        """Nothing is under way any more."""
+        """Nothing is in flight any more."""
         self._since_s = None
 
     def half_done(self, now: float) -> bool:
-        """Whether the step under way may be over by now, and the next one begun."""
+        """Whether the step in flight may be over by now, and the next one begun."""
         return self._since_s is None or now - self._since_s >= self._before_s / 2
 
     def due_s(self, moving: bool) -> float | None:
-        """The time at which the step under way counts as stuck; `moving`: a better plan waits for it to end."""
+        """The time at which the step in flight counts as stuck; `moving`: a better plan waits for it to end."""
         if self._since_s is None or math.isinf(self._predicted_s):
             return None
         if moving and not self._first:
@@ -111,7 +111,7 @@ class StepTimeout:
         return self._since_s + wait_s * (1 << min(self.given_up, DOUBLED_MAX))
 
     def waited_s(self, now: float) -> float:
-        """How long the step under way has taken so far."""
+        """How long the step in flight has taken so far."""
         return 0.0 if self._since_s is None else now - self._since_s
 
     def compiles_too_long(self, seconds: float, expected_s: float) -> bool:
@@ -121,7 +121,7 @@ class StepTimeout:
         return over
 
     def is_over(self, now: float, moving: bool) -> bool:
-        """Whether to give up the step under way; a check that comes far too late gives it more time instead."""
+        """Whether to give up the step in flight; a check that comes far too late gives it more time instead."""
         due_s = self.due_s(moving)
         if due_s is None or now < due_s:
             return False

@@ -20,7 +20,7 @@ from wire.deadlines import PLAN
 from wire.errors import InputError, MeshError, PlacementError
 from wire.ir.graph import WireGraph
 from wire.policy.redundancy import OF_CALLS, copies_of
-from wire.system.patience import within
+from wire.system.bounded_wait import within
 from wire.system.tasks import as_error
 
 from ..planning import plan_messages
@@ -50,7 +50,7 @@ log = logging.getLogger("graph_mesh.coordinator")
 T = TypeVar("T")
 
 PLANS_REMEMBERED = 64
-NODES_REMEMBERED = 500_000  # of the graphs of all plans together: some hundred bytes each
+NODES_REMEMBERED = 200_000  # of all graphs that they hold: some 400 bytes each
 LOOK_S = 5.0
 SETTLE_S = 0.5  # changes come in bursts, and a death has its recovery to be carried out first
 _PLANNING = ThreadPoolExecutor(4, "plan")
@@ -64,7 +64,8 @@ async def planned_in_thread(work: Callable[..., T], *args: Any) -> T:
 
 
 def _planned(work: Callable[..., T], *args: Any) -> T:
-    """What `work` returns.  The graphs of a plan are encoded here, too: whoever deploys it stands still for that."""
+    """What `work` returns.  The graphs of a plan are encoded here, too: in the event loop, the encoding would block
+    it."""
     found = work(*args)
     if isinstance(found, Plan):
         for part in found.parts:
@@ -229,7 +230,7 @@ class PlanService:
         """Questions of what is to come are about to be asked."""
         try:
             await self._answerer.get_ready()
-        except Exception as error:  # whoever asks finds it out again, and nothing depends on it before
+        except Exception as error:  # the next question raises it again, and nothing depends on it before
             log.warning("the process that plans ahead did not start: %s", error)
 
     async def described(
@@ -302,7 +303,9 @@ class PlanService:
             del self._plans[next(iter(self._plans))]
 
     def _size(self) -> int:
-        return sum(len(plan.graph) for plan in self._plans.values())
+        """The nodes of all graphs that are held with the plans."""
+        parts = (len(part.graph) for plan in self._plans.values() for part in plan.parts)
+        return sum(len(asked.graph) + len(plan.graph) for asked, plan in self._plans.items()) + sum(parts)
 
 
 def _place(graph: WireGraph, strategy: str, nodes: Iterable[str]) -> tuple[bytes, str, frozenset[str]]:

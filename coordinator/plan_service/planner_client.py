@@ -16,8 +16,8 @@ from collections.abc import Awaitable
 from typing import Protocol, TypeVar
 
 from wire.deadlines import PLAN_AHEAD
+from wire.system.bounded_wait import within
 from wire.system.child_python import python_command
-from wire.system.patience import within
 from wire.timeouts import DEFAULT_TIMEOUTS
 
 from ..planning.plan_codec import AnyQuestion, question_bytes
@@ -79,7 +79,7 @@ class PlannerProcess:
     async def close(self) -> None:
         """End the process, and whatever it is at.  It is over when this returns, since event loops close then.
 
-        Whoever closes while another does, or after one that was cancelled, waits for the same processes.
+        A caller that closes while another does, or after one that was cancelled, waits for the same processes.
         """
         self._retire()
         if self._rest is not None:

@@ -47,7 +47,7 @@ def _stand_back() -> None:
 
 
 def answer_of(question: AnyQuestion) -> bytes | None:
-    """The plan as bytes; None where there is none, which whoever needs it finds out again, with the reason."""
+    """The plan as bytes; None where there is none; the planner that needs it raises the reason again."""
     try:
         return plan_bytes(question.answer())
     except MeshError:

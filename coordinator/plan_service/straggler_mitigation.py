@@ -1,12 +1,12 @@
 """Straggler mitigation: plans follow the pace of devices and of calls, where that is worth its cost; slow devices are
 tried until they are well.
 
-`coordinator/workers/straggler_detector.py` says who became slower, `coordinator/workers/call_times.py` what calls took,
-and `coordinator/plan_service/migration_cost.py` what a move is worth.  This asks them after every call, has another
-plan made where a verdict or a figure changed, and replaces a plan once that pays.  A slow device may have no work any
-more that would show that it is well again.  So it is given a trial now and then, the same little program each time,
-ever less often while it stays slow.  How slow it takes the trial is found out before any plan changes, between runs of
-its work that were slow: what was over by then moves nothing.
+`coordinator/workers/straggler_detector.py` says which worker became slower, `coordinator/workers/call_times.py` what
+calls took, and `coordinator/plan_service/migration_cost.py` what a move is worth.  This asks them after every call, has
+another plan made where a verdict or a figure changed, and replaces a plan once that pays.  A slow device may have no
+work any more that would show that it is well again.  So it is given a trial now and then, the same little program each
+time, ever less often while it stays slow.  How slow it takes the trial is found out before any plan changes, between
+runs of its work that were slow: what was over by then moves nothing.
 
 It does not know how plans are made, deployed or dropped: the coordinator lends it what it needs.
 """
@@ -17,14 +17,14 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from wire.errors import MeshError
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder
-from wire.protocol.messages import Ran
+from wire.protocol.messages import PartRun, Ran
 from wire.system.tasks import isolated
 from wire.units import time_text
 
@@ -41,7 +41,7 @@ from .migration_cost import StayCosts, may_pay, move_s
 
 log = logging.getLogger("graph_mesh.coordinator")
 
-TRIAL_S = 0.01  # of a device that is well: longer than a dispatch, and nothing to whoever waits
+TRIAL_S = 0.01  # of a device that is well: longer than a dispatch, and nothing to a caller that waits
 TRIAL_LAYERS_MAX = 64
 PROGRAMS_REMEMBERED = 16  # of trials: one for each width and number of layers
 WIDTHS = ((1.0, 32), (100.0, 128), (math.inf, 512))  # of its matrices, up to so many GFLOP/s
@@ -51,7 +51,7 @@ RETRY_S_FIRST, RETRY_S_MAX = 15.0, 240.0
 @dataclass(frozen=True, slots=True)
 class CoordinatorHooks:
     """What the coordinator lends: to plan a program anew, to see machines and what calls took, to replace a plan by
-    generation, to run a program on one device, to tell people (kind, node, text), to forget what calls took."""
+    generation, to run a program on one device, to inform people (kind, node, text), to forget what calls took."""
 
     planned: Callable[[Program], Awaitable[Plan]]
     profiles: Callable[[], Profiles]
@@ -80,7 +80,7 @@ class StragglerMitigation:
     ) -> None:
         self.stragglers = stragglers
         self.calibration = calibration
-        self.trials = 0  # under way
+        self.trials = 0  # in flight
         self._on = on
         self._lent = lent
         self._now = asyncio.get_running_loop().time
@@ -90,25 +90,32 @@ class StragglerMitigation:
         self._settled = 0  # how many verdicts there were when all were sure
         self._news = asyncio.Event()
 
-    def ran(self, step: Hashable, node: str, deployment: Deployment, answer: Ran, took_s: float, calls: int) -> None:
-        """A worker did its parts of a step, which took it `took_s` from the request to the answer, while `calls` calls
-        ran."""
-        self._took(deployment, {run.part: run.compute_s for run in answer.parts}, calls)
-        if self._on and deployment.plan is not None and calls <= 1:  # and no trial beside it
-            self.learn(step, node, deployment.plan, answer, took_s)
+    def load(self, calls: int) -> int:
+        """How many of these calls that are in flight are no trials."""
+        return calls - self.trials
 
-    def learn(self, step: Hashable, node: str, plan: Plan, answer: Ran, took_s: float) -> None:
+    def ran(
+        self, step: Hashable, node: str, deployment: Deployment, parts: Sequence[PartRun], took_s: float, load: int,
+        alone: bool,
+    ) -> None:  # fmt: skip
+        """A worker did its parts of a step, which took it `took_s` from the request to the answer, under this load or
+        alone, without a trial beside it."""
+        self._took(deployment, {run.part: run.compute_s for run in parts}, load)
+        if self._on and deployment.plan is not None and alone:
+            self.learn(step, node, deployment.plan, parts, took_s)
+
+    def learn(self, step: Hashable, node: str, plan: Plan, parts: Sequence[PartRun], took_s: float) -> None:
         """What of its time a worker neither computed nor waited for inputs says how long collectives take."""
         if not plan.gangs:
             return
-        worked_s = sum(run.compute_s for run in answer.parts) + max((run.wait_s for run in answer.parts), default=0.0)
+        worked_s = sum(run.compute_s for run in parts) + max((run.wait_s for run in parts), default=0.0)
         self.calibration.ran(step, plan, node, max(took_s - worked_s, 0.0))
 
     def session_ran(self, step: Hashable, node: str, plan: Plan, answer: Ran, took_s: float) -> int:
         """A worker did its parts of a step of a session; a number that is another one once a change of pace is sure."""
         if self._on:
             self._judge(plan, {run.part: run.compute_s for run in answer.parts}, 1)
-            self.learn(step, node, plan, answer, took_s)
+            self.learn(step, node, plan, answer.parts, took_s)
             if self.sure:
                 self._settled = self.stragglers.verdicts
         return self._settled
@@ -118,12 +125,12 @@ class StragglerMitigation:
         """Whether every device that is slow was so after its trial, too."""
         return all(slow.sure for slow in self._slow.values())
 
-    def _took(self, deployment: Deployment, seconds: Mapping[int, float], calls: int) -> None:
+    def _took(self, deployment: Deployment, seconds: Mapping[int, float], load: int) -> None:
         if self._on and deployment.plan is not None:
             if deployment.trial:
                 self._changed(self.stragglers.took(deployment.plan, seconds, 0), deployment.plan, seconds)
             else:
-                self._judge(deployment.plan, seconds, calls - self.trials)
+                self._judge(deployment.plan, seconds, load)
 
     def _judge(self, plan: Plan, seconds: Mapping[int, float], load: int) -> None:
         """Parts that are no trial took so long."""
@@ -136,7 +143,7 @@ class StragglerMitigation:
     def late(self, deployment: Deployment, part: int, took_s: float, calls: int) -> None:
         """A part runs for so long and is not done."""
         if self._on and deployment.plan is not None and part not in deployment.plan.ranks:
-            load = 0 if deployment.trial else calls - self.trials
+            load = 0 if deployment.trial else self.load(calls)
             changes = self.stragglers.late(deployment.plan.parts[part], took_s, load)
             self._changed(changes, deployment.plan, (part,))
 
@@ -185,7 +192,7 @@ class StragglerMitigation:
             self._asked.discard(program)
         profiles, debt = self._lent.profiles(), self._debts.of(program)
         if not {part.node for part in other.parts} <= {worker.node_id for worker in profiles.workers}:
-            return  # somebody left meanwhile
+            return  # a worker left meanwhile
         prices = self._prices(deployment, plan, other, profiles)
         if prices is None:
             return

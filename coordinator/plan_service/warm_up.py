@@ -55,9 +55,9 @@ class WarmUp:
         self._news = asyncio.Event()
         self._quiet.set()
 
-    def calls(self, any_under_way: bool) -> None:
-        """Note whether anybody waits for an answer now."""
-        if any_under_way:
+    def calls(self, any_in_flight: bool) -> None:
+        """Note whether a call waits for an answer now."""
+        if any_in_flight:
             self._quiet.clear()
             self._called.set()
         else:
@@ -81,7 +81,8 @@ class WarmUp:
 
     async def _rehearse(self, program: Program, question: Any) -> None:
         data = self._ahead.find(question)
-        assert data is not None, "only what has a plan is rehearsed"
+        if data is None:  # workers came or went since it was chosen, and its plan was forgotten
+            return
         try:
             plan = await asyncio.to_thread(plan_from, data, program.graph)
             if await self._moved_bytes(plan, program) <= self._bytes_max:

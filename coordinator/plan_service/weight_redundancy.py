@@ -36,7 +36,7 @@ from ..delivery.deployer import Deployer, Moved, Term, Wanted
 from ..planning import plan_messages
 from ..planning.model.memory_check import memory_by_worker
 from ..planning.model.plan import FromParam, Plan
-from ..planning.model.program import Program
+from ..planning.model.program import Program, ProgramKey
 from ..planning.placement.sticky_placement import Homes
 from ..planning.redundancy.parity_groups import Group, HeldContent, grouped, kept_bytes, unkept
 from ..planning.redundancy.redundancy_memory import standing_by
@@ -88,21 +88,21 @@ class WeightRedundancy:
         self._planned = planning.plan
         planning.kept_by_others = self.kept_by_others
         self._guards: dict[Program, _Guard] = {}
-        self._admitted: dict[Program, None] = {}
+        self._admitted: dict[ProgramKey, None] = {}  # a program would hold its graph
         self._restoring: dict[int, asyncio.Task[dict[str, Moved]]] = {}  # by plan, while it goes on
         deployer.restore = self.restore
 
     def admit(self, program: Program, plan: Plan) -> None:
         """The plan's copies had room once: from now on a death may take that room, and the plan's calls go on."""
         if plan.unkept is None and plan.audit is None:
-            self._admitted[program] = None
+            self._admitted[program.key] = None
             while len(self._admitted) > ADMITTED_MAX:
                 del self._admitted[next(iter(self._admitted))]
 
     def is_new(self, graph: WireGraph, strategy: str, copies: str) -> bool:
         """Whether no program like that has been called."""
         asked = graph.hash, strategy, copies
-        return not any((program.graph.hash, program.strategy, program.copies) == asked for program in self._admitted)
+        return not any((hash, *how) == asked for hash, _, *how, _ in self._admitted)
 
     def kept_by_others(self, graph: WireGraph, strategy: str, copies: str) -> dict[str, int]:
         """What workers keep, by their ids, for programs that are not like that."""
@@ -138,7 +138,7 @@ class WeightRedundancy:
 
     def forget(self, program: Program) -> None:
         """No more calls of it will come."""
-        self._admitted.pop(program, None)
+        self._admitted.pop(program.key, None)
         self._unguard(program)
 
     def _unguard(self, program: Program) -> None:
@@ -240,7 +240,7 @@ class WeightRedundancy:
             await self._make_and_pin(program, guard)
         except OutOfMemory as error:
             await self._retry_later(program, guard, error)
-        except MeshError as error:  # whoever is gone changes the workers, and there is another turn
+        except MeshError as error:  # a worker that is gone changes the set of workers, which starts another turn
             log.debug("weights are not guarded yet: %s", error)
 
     async def _make_and_pin(self, program: Program, guard: _Guard) -> None:

@@ -3,7 +3,7 @@
 They are one worker, a cut across all of them, the cheapest placement of single nodes, and the program split along one
 axis or two, over several numbers of ranks.  All are judged by the same timeline, and those by which the program was
 called already by what its calls took.  What cannot be better than the best one so far, by a bound that costs nothing,
-is not made; the reasons tell of every strategy, made or not.
+is not made; the reasons name every strategy, made or not.
 
 To add a strategy: how it is made here (`_splits`), and its class in wire/policy/strategies.py.
 """
@@ -20,6 +20,7 @@ from wire.ir.graph import WireGraph
 from wire.passes.simplify import simplify
 from wire.policy.batch_shares import uneven
 from wire.policy.strategies import Auto, DataParallel, DataTensor, FullySharded, Split, TensorParallel, strategy_of
+from wire.sharding.op_cost import Rates
 from wire.units import counted, time_text
 
 from .model.plan import REASONS_MAX, Candidate, Plan
@@ -28,18 +29,19 @@ from .model.timeline import timeline
 from .model.unit_work import graph_seconds
 from .spmd.collective_cost import BEGIN_S
 from .spmd.rank_planner import plan_ranks
-from .spmd.split_strategies import CarriedParams, counts, split
+from .spmd.split_strategies import CarriedParams, counts, rates_of, split
 from .spmd.uneven_ranks import plan_shares
 
 GAIN_MIN = 0.05  # of a call's time: what saves less is not worth another worker, nor another order of additions
 COMMON = 0.25  # as a power: how much of the error of predictions for several workers those for one have, and conversely
-BY_SPEED_GAIN_MIN = 0.2  # many parts are dispatched, and are too short to tell how well a device is
+BY_SPEED_GAIN_MIN = 0.2  # many parts are dispatched, and are too short to show how well a device is
 NODES_MAX = 4_000  # of all programs that are split together: the partitioner takes 0.2 to 0.7 ms for a node
 NOTABLE = 2.0  # how many times slower or further away a worker without work is, for a plan's reasons to name it
 PROBE_BYTES = 1 << 20
 BATCHES_MAX = 3  # sizes of first dimensions that are tried as the batch's
 
 
+SplitPrograms = dict[tuple[Split, int, Rates], WireGraph]  # of one graph, by strategy, ranks, and how fast these are
 Measured = tuple[tuple[str, float], ...]  # of candidates by name: the seconds that calls by their plans took
 
 
@@ -177,16 +179,24 @@ def whole_name(plan: Plan) -> str:
 
 
 def add_splits(
-    drafts: CandidatePlans, graph: WireGraph, profiles: Profiles, auto: Auto, carries: CarriedParams = ()
+    drafts: CandidatePlans,
+    graph: WireGraph,
+    profiles: Profiles,
+    auto: Auto,
+    carries: CarriedParams = (),
+    programs: SplitPrograms | None = None,
 ) -> None:
-    """Split the program in every way that may be better than what there is."""
+    """Split the program in every way that may be better than what there is.  What is among `programs` is not split
+    again; what is split is added to them."""
     if len(profiles.workers) < 2:
         return
+    programs = {} if programs is None else programs
     left, whole_s = NODES_MAX, _whole_s(graph, profiles)
     for name, strategy, ranks in _splits(drafts, graph, profiles, carries):
         if auto.use_all and ranks < len(profiles.workers):
             continue
-        bound_s = _least_s(graph, profiles, ranks, whole_s)
+        by_speed = isinstance(strategy, DataParallel) and bool(strategy.by_speed)  # then none waits for another
+        bound_s = _least_s(graph, profiles, ranks, whole_s) + (0.0 if by_speed else BEGIN_S * ranks)
         if bound_s >= drafts.best_s * (1 - GAIN_MIN):
             drafts.leave_out(name, f"takes {time_text(bound_s)} at least")
             continue
@@ -197,12 +207,14 @@ def add_splits(
             )
             continue
         try:
-            if isinstance(strategy, DataParallel) and strategy.by_speed:
+            if isinstance(strategy, DataParallel) and by_speed:
                 drafts.add(name, plan_shares(graph, strategy, profiles))
             else:
                 exactly = replace(strategy, reproducible=auto.reproducible)
-                made = simplify(split(graph, exactly, ranks, profiles, carries))
-                drafts.add(name, plan_ranks(made, profiles, strategy.text))
+                key = exactly, ranks, rates_of(profiles)
+                if key not in programs:
+                    programs[key] = simplify(split(graph, exactly, ranks, profiles, carries))
+                drafts.add(name, plan_ranks(programs[key], profiles, strategy.text))
         except (InputError, PlacementError) as error:
             drafts.leave_out(name, error.message)
 
@@ -217,7 +229,7 @@ def _splits(
         strategy = DataParallel(inputs=inputs)
         of = f" by {inputs[0]}" if many else ""
         yield from ((f"{_name_of(strategy, ranks)}{of}", strategy, ranks) for ranks in _counts(strategy, profiles))
-        if not carries and uneven([worker.devices[0].gflops for worker in profiles.workers]):
+        if not carries and uneven([_speed(worker) for worker in profiles.workers]):
             yield f"data by speed{of}", replace(strategy, by_speed=True), len(profiles.workers)
     if not any(len(kind.shape) > 1 for kind in graph.param_types.values()):
         return
@@ -264,7 +276,7 @@ def _least_s(graph: WireGraph, profiles: Profiles, ranks: int, whole_s: Sequence
     feeding_s = min(profiles.link(CLIENT, node).latency_s for node in nodes) if graph.inputs else 0.0
     dispatch_s = min(device.dispatch_s for worker in profiles.workers for device in worker.devices)
     returning_s = min(profiles.link(node, CLIENT).latency_s for node in nodes)
-    return computing_s + feeding_s + dispatch_s + returning_s + BEGIN_S * ranks
+    return computing_s + feeding_s + dispatch_s + returning_s
 
 
 def _whole_s(graph: WireGraph, profiles: Profiles) -> list[float]:

@@ -6,7 +6,7 @@ Pure functions.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -28,7 +28,7 @@ from .model.profiles import CLIENT
 Content = tuple[bytes, TensorType]  # its address and type
 Bindings = Mapping[str, Content]
 Params = Mapping[FromParam | FromState, Content]
-State = Mapping[FromState, tuple[Content, frozenset[str]]]  # what pieces of a state are, and who holds them
+State = Mapping[FromState, tuple[Content, frozenset[str]]]  # what pieces of a state are, and which nodes hold them
 Fed = tuple[int, int, FromInput]  # part, slot, and what it gets
 HOLDERS_MAX = 8
 COMPILE_S = 0.03  # per node of a graph, of a slow driver: llvmpipe took 0.014 with nothing cached
@@ -150,12 +150,14 @@ def pieces_of(plan: Plan) -> dict[tuple[int, int], FromState]:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """What workers have: by worker the content that it holds, the addresses by which each is reached, and the graphs
-    that the one which is sent a plan has."""
+    """What workers have: by worker the content that it holds or was sent for, in the order in which the receiver of a
+    plan asks them; the addresses by which each is reached; and the graphs that the receiver has.  `slower` says whether
+    content takes longer to come from a worker than from the coordinator."""
 
     holders: Mapping[str, AbstractSet[bytes]]
     addresses: Mapping[str, tuple[str, ...]]
     graphs: AbstractSet[bytes] = frozenset()
+    slower: Callable[[str], bool] = lambda _: False
 
 
 def deploy(
@@ -190,7 +192,7 @@ def deploy(
     used, holders = nodes(plan), inventory.holders
     peers = {other: known for other, known in inventory.addresses.items() if other in used or other in holders}
     wanted = contents_of(plan, node, params).items()
-    blobs = tuple(spec_of(blob, kind, _holders(blob, holders), kept) for blob, (kind, kept) in wanted)
+    blobs = tuple(spec_of(blob, kind, _holders(blob, inventory), kept) for blob, (kind, kept) in wanted)
     types = tuple(
         InputType(part.index, slot, kind.dtype.name, kind.shape) for part in mine for slot, kind in _sent_types(part)
     )
@@ -214,6 +216,11 @@ def outputs(
     given = {source: arrived[position] for position, source in plan.arrivals.items()}
     mine = zip(plan.outputs, plan.graph.outputs, strict=False)  # what follows are the counts of an audit
     return [_output(source, index, plan.graph, given, inputs, params) for source, index in mine]
+
+
+def outputs_whole(plan: Plan) -> bool:
+    """Whether every output of a call comes whole from a worker, under its own position."""
+    return all(isinstance(source, FromPart) for source in plan.outputs)
 
 
 def copied_bytes(plan: Plan) -> int:
@@ -296,16 +303,15 @@ def _targets(plan: Plan) -> dict[tuple[int, int], list[Target]]:
 
 def _carries(plan: Plan) -> dict[int, list[WireCarry]]:
     """What every part leaves for the next step, and for whom: parts on the same device."""
+    readers: dict[tuple[str, int, Source], list[tuple[int, int]]] = {}  # by device and state: parts and slots
+    for part in plan.parts if plan.carries else ():
+        for slot, source in enumerate(part.sources):
+            readers.setdefault((part.node, part.device, source), []).append((part.index, slot))
     carries: dict[int, list[WireCarry]] = {}
     for carry in plan.carries:
         maker = plan.parts[carry.source.part]
-        carries.setdefault(maker.index, []).extend(
-            WireCarry(carry.source.slot, part.index, slot)
-            for part in plan.parts
-            if (part.node, part.device) == (maker.node, maker.device)
-            for slot, source in enumerate(part.sources)
-            if source == carry.state
-        )
+        reading = readers.get((maker.node, maker.device, carry.state), ())
+        carries.setdefault(maker.index, []).extend(WireCarry(carry.source.slot, *reader) for reader in reading)
     return carries
 
 
@@ -341,7 +347,8 @@ def spec_of(blob: bytes, kind: TensorType, holders: tuple[str, ...], keep: bool)
     return BlobSpec(blob, kind.size_bytes, kind.dtype.name, kind.shape, holders, keep)
 
 
-def _holders(blob: bytes, holders: Mapping[str, AbstractSet[bytes]]) -> tuple[str, ...]:
+def _holders(blob: bytes, inventory: Inventory) -> tuple[str, ...]:
     """Workers that have it come first: what they send does not pass through the client's machine."""
-    having = [node for node, blobs in holders.items() if blob in blobs]
-    return (*having[:HOLDERS_MAX], CLIENT)
+    having = [node for node, blobs in inventory.holders.items() if blob in blobs][:HOLDERS_MAX]
+    slower = [node for node in having if inventory.slower(node)]
+    return (*[node for node in having if node not in slower], CLIENT, *slower)

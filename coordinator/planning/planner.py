@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from wire.collector import collector_paused
 from wire.errors import PlacementError
@@ -29,9 +30,10 @@ from wire.policy.strategies import (
 from wire.sharding.partition import partition
 from wire.units import counted, size_text, time_text
 
-from .auto_strategy import CandidatePlans, Measured, add_splits, whole_name
+from .auto_strategy import CandidatePlans, Measured, SplitPrograms, add_splits, whole_name
 from .model.chosen_workers import chosen_profiles, for_chosen
 from .model.cost_model import CostModel, PartSketch, Prediction
+from .model.device_constraints import by_worker, pins
 from .model.memory_check import does_not_fit, missing, tightened
 from .model.plan import REASONS_MAX, Candidate, Plan
 from .model.plan_builder import plan_of
@@ -40,7 +42,7 @@ from .model.reproducible import check_split, may_split, reproducible_profiles, w
 from .model.subgraphs import output_source, parts_of
 from .pipeline.pipeline_planner import plan_pipeline
 from .placement.device_map import named_workers, placed_by_map
-from .placement.partition import EXACT_ASSIGNMENTS_MAX, Partitioner
+from .placement.partition import Partitioner
 from .redundancy.redundancy_memory import replicas_kept, share_of, weights_kept, with_copies
 from .spmd.rank_planner import plan_ranks
 from .spmd.split_strategies import CarriedParams, counts, rates_of, split
@@ -61,17 +63,18 @@ class Question:
     def answer(self) -> Plan:
         """The plan, with room for its copies if there is such a one (`redundancy/redundancy_memory.py`); PlacementError
         if nothing fits."""
-        copies, profiles = copies_of(self.copies), self.profiles
+        copies, profiles, programs = copies_of(self.copies), self.profiles, SplitPrograms()
+        make = partial(self._make, programs=programs)  # which follow from the workers' speeds, not from their memory
         if not profiles.workers or not (copies.on_workers or copies.on_devices):
-            return self._make(profiles)
+            return make(profiles)
         if copies.on_workers:
             share = share_of(copies, len(profiles.workers))
-            return with_copies(self._make, profiles, self.copies, weights_kept(profiles, self.copies), share)
+            return with_copies(make, profiles, self.copies, weights_kept(profiles, self.copies), share)
         return self._with_replicas()
 
-    def _make(self, profiles: Profiles) -> Plan:
+    def _make(self, profiles: Profiles, programs: SplitPrograms | None = None) -> Plan:
         measured = self.measured if len(profiles.workers) == len(self.profiles.workers) else ()
-        return make_plan(self.graph, profiles, self.strategy, measured=measured)
+        return make_plan(self.graph, profiles, self.strategy, measured=measured, programs=programs)
 
     def _with_replicas(self) -> Plan:
         plan, profiles, standby = self._make(self.profiles), self.profiles, dict[str, Plan]()
@@ -92,26 +95,30 @@ def make_plan(
     strategy: str = "auto",
     carries: CarriedParams = (),
     measured: Measured = (),
+    programs: SplitPrograms | None = None,
 ) -> Plan:
     """The plan for one call of `graph`; `strategy` is the text of one (wire/policy/strategies.py).
 
     `carries` are params with the position of the output that is to lie as they do, where a strategy splits the program.
-    `measured` are the seconds that calls took on these workers by plans that `auto` chose before, by candidate.
+    `measured` are the seconds that calls took on these workers by plans that `auto` chose before, by candidate, and
+    `programs` what it split the graph into before, for workers that may have had other memory.
 
     PlacementError with need and have per worker if nothing fits, InputError for a strategy that is not known.
     """
     parsed = strategy_of(strategy)
     if not profiles.workers:
         raise PlacementError("there is no worker to plan for", next_step="Start mesh-worker")
+    graph = by_worker(graph, profiles)
     if parsed.workers:
         rest = replace(parsed, workers=())
-        return for_chosen(make_plan(graph, chosen_profiles(profiles, parsed), rest.text, carries, measured), parsed)
+        chosen = chosen_profiles(profiles, parsed)
+        return for_chosen(make_plan(graph, chosen, rest.text, carries, measured, programs), parsed)
     with collector_paused():
         if not parsed.reproducible:
-            return _make(simplify(graph), profiles, parsed, carries, measured)
+            return _make(simplify(graph), profiles, parsed, carries, measured, programs=programs)
         alike = reproducible_profiles(profiles, graph, parsed)
         check_split(parsed, alike, graph)
-        plan = _make(simplify(graph), alike, parsed.plain, carries, measured, reproducible=True)
+        plan = _make(simplify(graph), alike, parsed.plain, carries, measured, reproducible=True, programs=programs)
         return with_exclusions(plan, parsed, profiles, graph)
 
 
@@ -122,6 +129,7 @@ def _make(
     carries: CarriedParams,
     measured: Measured,
     reproducible: bool = False,
+    programs: SplitPrograms | None = None,
 ) -> Plan:
     whole = graph
     if isinstance(strategy, Split):
@@ -135,7 +143,7 @@ def _make(
     if not graph.has_spmd and isinstance(strategy, Auto):
         splits = not reproducible or may_split(profiles, graph)
         drafts = CandidatePlans(profiles, strategy, measured=measured)
-        add_all(drafts, graph, profiles, replace(strategy, reproducible=reproducible), carries, splits)
+        add_all(drafts, graph, profiles, replace(strategy, reproducible=reproducible), carries, splits, programs)
         return drafts.best()
     if not graph.has_spmd:
         return _whole(graph, profiles, strategy)
@@ -176,6 +184,7 @@ def add_all(
     strategy: Auto,
     carries: CarriedParams = (),
     splits: bool = True,
+    programs: SplitPrograms | None = None,
 ) -> None:
     """Every plan of a program without ranks that may be the best one; PlacementError if not even one can be made."""
     refusal, searches = None, Searches()
@@ -187,7 +196,7 @@ def add_all(
     except PlacementError as error:
         refusal = error
     if splits:
-        add_splits(drafts, graph, profiles, strategy, carries)
+        add_splits(drafts, graph, profiles, strategy, carries, programs)
     if refusal is not None:
         if not drafts.made:
             raise refusal
@@ -219,20 +228,18 @@ def _split(graph: WireGraph, profiles: Profiles, strategy: Split, carries: Carri
         if carries:
             raise PlacementError("a session's state is not shared out by speed", next_step="Choose DataParallel()")
         return plan_shares(graph, strategy, profiles)
-    plans: list[Plan] = []
+    plans: dict[int, Plan] = {}
     refusals: list[PlacementError] = []
     for ranks in counts(strategy, profiles):
         try:
             made = simplify(split(graph, strategy, ranks, profiles, carries))
-            plans.append(plan_ranks(made, profiles, strategy.plain.text))
+            plans[ranks] = plan_ranks(made, profiles, strategy.plain.text)
         except PlacementError as error:
             refusals.append(error)
     if not plans:
         raise refusals[0]
-    best = min(plans, key=lambda plan: plan.seconds)
-    others = (
-        f"{len(other.gangs[0].parts)} would take {time_text(other.seconds)}" for other in plans if other is not best
-    )
+    best = min(plans.values(), key=lambda plan: plan.seconds)
+    others = (f"{ranks} would take {time_text(other.seconds)}" for ranks, other in plans.items() if other is not best)
     return replace(best, reasons=(*best.reasons, *others))
 
 
@@ -252,12 +259,13 @@ def _whole(graph: WireGraph, profiles: Profiles, strategy: Strategy, searches: S
         raise PlacementError(
             "this program has no ranks", next_step="Make it of mesh.shard_map, or choose another strategy"
         )
+    named = {device.worker for device in pins(graph).values()}
     if isinstance(strategy, DeviceMap):
-        return _fitting(graph, named_workers(profiles, strategy), text, len(profiles.workers), searches)
+        return _fitting(graph, named_workers(profiles, strategy, named), text, len(profiles.workers), searches)
     count = len(profiles.workers) if isinstance(strategy, Pipeline) else CANDIDATES_MAX
     while count < len(profiles.workers):
         try:
-            return _fitting(graph, profiles.best(count), text, len(profiles.workers), searches)
+            return _fitting(graph, profiles.best(count, named), text, len(profiles.workers), searches)
         except PlacementError:
             count *= 2
     return _fitting(graph, profiles, text, len(profiles.workers), searches)
@@ -321,7 +329,7 @@ def _reasons(
         return [*reasons, "every layer where the device map says", *_detours(model, sketches)][:REASONS_MAX]
     if known > len(workers):
         reasons.append(f"chosen among the {len(workers)} fastest and roomiest")
-    if strategy == "auto" and len(workers) ** len(model.index.units) <= EXACT_ASSIGNMENTS_MAX:
+    if strategy == "auto" and partitioner.exact:
         units, where = counted(len(model.index.units), "group"), counted(len(workers), "worker")
         reasons.append(f"the cheapest of all ways to place {units} of nodes on {where}")
     if strategy != "pipeline" and 0 < len(used) < len(workers):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from wire.errors import InputError, PlacementError
 from wire.ir.graph import WireGraph
@@ -16,18 +17,18 @@ from wire.ir.ops import LEAVES
 from wire.passes.simplify import simplify
 from wire.policy.redundancy import copies_of
 from wire.policy.strategies import FOR_ANY_GRAPH, Auto, Pipeline, Single, Split, Strategy, strategy_of
-from wire.units import counted, time_text
+from wire.units import counted
 
-from .auto_strategy import CandidatePlans, add_splits, needs_ranks, whole_name
+from .auto_strategy import CandidatePlans, SplitPrograms, add_splits, needs_ranks, whole_name
 from .model.chosen_workers import chosen_profiles, for_chosen
 from .model.cost_model import CostModel
+from .model.device_constraints import by_worker
 from .model.graph_index import GraphIndex
 from .model.memory_check import does_not_fit, memory_by_worker, missing, tightened
 from .model.plan import Carry, FromParam, FromPart, FromState, Part, Plan, Window
-from .model.plan_builder import plan_of
+from .model.plan_builder import assigned_plan
 from .model.profiles import Profiles
 from .model.reproducible import check_split, may_split, reproducible_profiles, with_exclusions
-from .model.subgraphs import output_source, parts_of
 from .placement.state_colocation import StateColocation
 from .placement.sticky_placement import STICKY_STRATEGIES, Homes
 from .planner import make_plan
@@ -69,34 +70,41 @@ class SessionQuestion:
         if nothing fits."""
         if (self.copies, self.weights) == ("none", "checkpoint") or not self.profiles.workers:
             return self._plan(self.profiles)
+        plan = partial(self._plan, programs=SplitPrograms())
         keeps = session_kept(self.profiles, self.copies, self.weights)
         of_weights = f", {self.weights} of weights," if copies_of(self.weights).on_workers else ""
         text, instead = f"{self.copies}{of_weights}", "copies go to this process instead"
-        return with_copies(self._plan, self.profiles, text, keeps, OWN_SHARE, instead)
+        return with_copies(plan, self.profiles, text, keeps, OWN_SHARE, instead)
 
-    def _plan(self, profiles: Profiles) -> Plan:
-        return session_plan(self.graph, profiles, self.strategy, self.state)
+    def _plan(self, profiles: Profiles, programs: SplitPrograms | None = None) -> Plan:
+        return session_plan(self.graph, profiles, self.strategy, self.state, programs)
 
 
-def session_plan(graph: WireGraph, profiles: Profiles, strategy: str, state: Stateful) -> Plan:
-    """The plan for the steps of a session; PlacementError if nothing fits, or nothing that has the state in place."""
-    parsed = strategy_of(strategy)
+def session_plan(
+    graph: WireGraph, profiles: Profiles, strategy: str, state: Stateful, programs: SplitPrograms | None = None
+) -> Plan:
+    """The plan for the steps of a session; PlacementError if nothing fits, or nothing that has the state in place.
+    `programs` are as for `make_plan`."""
+    parsed, graph = strategy_of(strategy), by_worker(graph, profiles)
     if parsed.workers:
         rest = replace(parsed, workers=())
-        return for_chosen(session_plan(graph, chosen_profiles(profiles, parsed), rest.text, state), parsed)
+        chosen = chosen_profiles(profiles, parsed)
+        return for_chosen(session_plan(graph, chosen, rest.text, state, programs), parsed)
     graph = simplify(graph)
     if parsed.reproducible and profiles.workers:
         alike = reproducible_profiles(profiles, graph, parsed)
         check_split(parsed, alike, graph)
-        return with_exclusions(_make_plan(graph, alike, parsed, state), parsed, profiles, graph)
-    return _make_plan(graph, profiles, parsed, state)
+        return with_exclusions(_make_plan(graph, alike, parsed, state, programs), parsed, profiles, graph)
+    return _make_plan(graph, profiles, parsed, state, programs)
 
 
-def _make_plan(graph: WireGraph, profiles: Profiles, strategy: Strategy, state: Stateful) -> Plan:
+def _make_plan(
+    graph: WireGraph, profiles: Profiles, strategy: Strategy, state: Stateful, programs: SplitPrograms | None
+) -> Plan:
     refusal = PlacementError("there is no worker to plan for", next_step="Start mesh-worker")
     text = strategy.plain.text
     if isinstance(strategy, Auto) and profiles.workers and not needs_ranks(graph):
-        return _cheapest(graph, profiles, strategy, state)
+        return _cheapest(graph, profiles, strategy, state, programs)
     for tried in _tried(strategy.text, len(profiles.workers)):
         budgets = profiles
         for _ in range(BUDGETS_TRIED_MAX if isinstance(strategy, Pipeline) else 1):
@@ -125,7 +133,7 @@ def sticky_session_plan(
 ) -> Plan | None:
     """A plan that leaves whole tensors of the state, and weights, where their `homes` are, for what follows a death;
     None where there is none like that; PlacementError where no worker is there that may compute."""
-    graph = simplify(graph)
+    graph = simplify(by_worker(graph, profiles))
     parsed = strategy_of(strategy)
     whole = parsed.plain.text in STICKY_STRATEGIES and not graph.has_spmd and not needs_ranks(graph)
     if not (whole and homes and profiles.workers):
@@ -143,7 +151,9 @@ def sticky_session_plan(
         return None
 
 
-def _cheapest(graph: WireGraph, profiles: Profiles, strategy: Auto, state: Stateful) -> Plan:
+def _cheapest(
+    graph: WireGraph, profiles: Profiles, strategy: Auto, state: Stateful, programs: SplitPrograms | None
+) -> Plan:
     """The cheapest of all plans that have the state in place: one worker, groups of nodes shared out, or a split."""
 
     def accept(plan: Plan) -> Plan | None:
@@ -162,7 +172,7 @@ def _cheapest(graph: WireGraph, profiles: Profiles, strategy: Auto, state: State
         except PlacementError as error:
             refusals.append(error)
     if not strategy.reproducible or may_split(profiles, graph):
-        add_splits(drafts, graph, profiles, strategy, state.carries)
+        add_splits(drafts, graph, profiles, strategy, state.carries, programs)
     if refusals and not drafts.made:
         raise refusals[-1]
     return drafts.best()
@@ -174,14 +184,15 @@ def _tried(strategy: str, workers: int) -> Iterator[str]:
     yield strategy
     parsed = strategy_of(strategy)
     if isinstance(parsed, Split) and not parsed.ranks:
-        yield from (replace(parsed, ranks=ranks).text for ranks in range(min(workers, RANKS_TRIED_MAX), 1, -1))
+        fewer = filter(parsed.divides, range(min(workers, RANKS_TRIED_MAX), 1, -1))
+        yield from (replace(parsed, ranks=ranks).text for ranks in fewer)
 
 
 def interim_plan(
     graph: WireGraph, profiles: Profiles, strategy: Strategy, state: Stateful, lacking: PlacementError
 ) -> Plan:
     """A plan for as long as there are too few workers for what was asked, which says so: of fewer stages, or of one."""
-    profiles = chosen_profiles(profiles, strategy)
+    graph, profiles = by_worker(graph, profiles), chosen_profiles(profiles, strategy)
     count, text = len(profiles.workers), Single(reproducible=strategy.reproducible, workers=strategy.workers).text
     if isinstance(strategy, Pipeline) and count > 1:
         data = min(strategy.data, count // 2)
@@ -283,19 +294,9 @@ def _colocation(graph: WireGraph, profiles: Profiles, state: Stateful) -> StateC
 def _colocated(colocation: StateColocation, assignment: list[int], strategy: str, state: Stateful, *more: str) -> Plan:
     """The plan of an assignment with the state in place, and `more` reasons; PlacementError if it does not fit."""
     model = colocation.model
-    prediction, sketches = model.arrange(assignment)
-    parts, place = parts_of(model, sketches)
-    outputs = tuple(output_source(model.graph, index, place) for index in model.graph.outputs)
-    workers = model.profiles.workers
-    used = sorted({workers[worker].name for worker in assignment})
-    took = f"predicted {time_text(prediction.seconds)} per step"
-    reasons = (
-        f"{len(used)} of {len(workers)} workers ({', '.join(used)}), {took}",
-        f"{counted(len(colocation.groups), 'group')} of nodes, each on one worker: state is made where it is read",
-        *more,
-    )
-    plan = plan_of(model.graph, parts, model.profiles, strategy, outputs, prediction)
-    in_place = _with_state(replace(plan, reasons=reasons), state, model.graph)
+    groups = f"{counted(len(colocation.groups), 'group')} of nodes, each on one worker: state is made where it is read"
+    plan = assigned_plan(model, strategy, assignment, "step", groups, *more)
+    in_place = _with_state(plan, state, model.graph)
     assert in_place is not None, "the groups are together"
     in_place = _counted(in_place)
     short = missing(in_place, model.profiles)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from wire.errors import Cancelled, MeshError
 from wire.protocol.messages import INLINE_BYTES_MAX, Deployed, Ran
+from wire.system.outcome import PromptFuture
 from wire.system.tasks import as_error, unheard
 from wire.units import counted
 
@@ -24,7 +25,7 @@ from ..calls import events as ev
 from ..calls.state import CoordinatorState
 from ..config import CoordinatorConfig
 from ..delivery.deployer import NO_STATE
-from ..lifecycle.answers import give
+from ..lifecycle.answers import Made, give
 from ..lifecycle.error_context import disagreement, in_quarantine
 from ..lifecycle.plan_context import PlanContext
 from ..lifecycle.plan_shell import Arrays, PlanShell
@@ -40,6 +41,7 @@ from ..sessions.open_sessions import Sessions
 from ..workers import worker_names
 from ..workers.call_report import CallReport
 from ..workers.records import Call, Deployment
+from .deferred_updates import DeferredUpdates
 
 HELD_S = 1.0  # of one part, after which others look for another device
 log = logging.getLogger("graph_mesh.coordinator")
@@ -72,6 +74,7 @@ class CallRunner(PlanShell):
         self._untrusted: frozenset[str] = frozenset()  # the connected workers that are on other people's machines
         self._numbers, self._last_overlapping = itertools.count(1), 0  # the last call that began while others ran
         self._closed = False
+        self._deferred = DeferredUpdates()
         self._performers[ev.ReportStalled] = self._report_stalled
         assert self._performers.keys() == set(get_args(ev.Action))
 
@@ -88,6 +91,7 @@ class CallRunner(PlanShell):
         patient: bool = False,
         trial: Trial | None = None,
         owner: str = "",
+        held: object = None,
     ) -> tuple[int, asyncio.Future[list[NDArray[Any]]], CallReport]:
         """Start a call: its number, a future of the outputs (C-contiguous arrays in graph order) and its report.
 
@@ -98,21 +102,22 @@ class CallRunner(PlanShell):
         number = next(self._numbers)
         now = self._loop.time()
         report = CallReport()
-        future: asyncio.Future[list[NDArray[Any]]] = self._loop.create_future()
+        future: PromptFuture[list[NDArray[Any]]] = PromptFuture(loop=self._loop)
         self._last_overlapping = number if self.calls else self._last_overlapping
         alone = not self.calls and trial is None
         input_bytes = sum(array.nbytes for array in inputs.values() if array.nbytes > INLINE_BYTES_MAX)
-        self.calls[number] = Call(program, inputs, future, report, now, alone, patient, input_bytes, owner)
+        self.calls[number] = Call(program, inputs, future, report, now, alone, patient, input_bytes, owner, held)
         job = trial or self._sampled(program)
         if trial:
             avoid = frozenset(self._members) - {trial.node}
         else:
             avoid = frozenset() if program.by_hand else self._held_by_others(owner)
         self.feed(ev.CallSubmitted(number, job, avoid, patient, input_bytes))
+        self._deferred.flush()  # while the workers have the call
         return number, future, report
 
     def _held_by_others(self, owner: str) -> frozenset[str]:
-        """The workers that compute one part of somebody else's for so long that it may never end: a device does one
+        """The workers that compute one part of another owner for so long that it may never end: a device does one
         thing at a time."""
         if not owner or all(call.owner in ("", owner) for call in self.calls.values()):
             return frozenset()
@@ -226,7 +231,9 @@ class CallRunner(PlanShell):
             call.ran[action.generation, action.node] = answer
         if self._events.watched:
             self._publish("ran", action.node, f"its parts of step {action.step}", action.generation)
-        self._pacing.ran((action.generation, action.step), action.node, deployment, answer, took_s, len(self.calls))
+        step, load = (action.generation, action.step), self._pacing.load(len(self.calls))
+        measured = step, action.node, deployment, answer.parts, took_s, load, len(self.calls) <= 1
+        self._deferred.add(partial(self._pacing.ran, *measured))
 
     # -- answers
 
@@ -251,14 +258,24 @@ class CallRunner(PlanShell):
             and action.number > self._last_overlapping
             and call.report.generations == [action.generation]
         ):
-            self._planning.took(call.program, deployment.plan, action.generation, call.report.seconds)
-        if not self.machine.stuck and not self._pacing.is_settled(deployment):
-            self._tasks.run("following the pace", self._pacing.finished(action.generation, deployment), unheard)
-        bindings = call.program.bindings
+            took = call.program, deployment.plan, action.generation, call.report.seconds
+            self._deferred.add(partial(self._planning.took, *took))
+        self._deferred.add(partial(self._follow_pace, action.generation, deployment))
+        give(self._tasks, call.future, "putting the outputs together", lambda: self._made(action, call, deployment))
+
+    def _made(self, action: ev.Resolve, call: Call, deployment: Deployment) -> Made[list[NDArray[Any]]]:
+        plan, bindings = deployment.plan, call.program.bindings
+        assert plan is not None
+        if deployment.whole:  # of most plans: nothing has to be put together
+            return 0, lambda: [action.outputs[place] for place in range(len(plan.graph.outputs))]
         params = {name: self._held.of(blob, kind) for name, (blob, kind) in bindings.items() if blob in self._held}
-        make = partial(plan_messages.outputs, deployment.plan, action.outputs, call.inputs, params)
-        made = plan_messages.copied_bytes(deployment.plan), make
-        give(self._tasks, call.future, "putting the outputs together", lambda: made)
+        make = partial(plan_messages.outputs, plan, action.outputs, call.inputs, params)
+        return plan_messages.copied_bytes(plan), make
+
+    def _follow_pace(self, generation: int, deployment: Deployment) -> None:
+        """A call ran by a plan: another one may be better by now."""
+        if not self.machine.stuck and not self._pacing.is_settled(deployment):
+            self._tasks.run("following the pace", self._pacing.finished(generation, deployment), unheard)
 
     def _reject(self, action: ev.Reject) -> None:
         call = self.calls.pop(action.number)

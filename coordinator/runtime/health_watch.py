@@ -152,7 +152,7 @@ class HealthWatch:
                 async with asyncio.timeout(max(wake_s - self._now(), 0.0)):
                     await self._wake.wait()
             except TimeoutError:
-                # Beats that arrived while this loop was busy are read before anybody is judged.
+                # Beats that arrived while this loop was busy are read before any worker is declared dead.
                 late_s = self._now() - wake_s
                 for _ in range(READ_PASSES):
                     await asyncio.sleep(0)

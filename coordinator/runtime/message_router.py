@@ -1,4 +1,4 @@
-"""Message router: the handler of a coordinator's links, which finds out who takes what comes."""
+"""Message router: the handler of a coordinator's links, which passes each message to the part that handles it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger("graph_mesh.coordinator")
 
 
 class MessageRouter:
-    """A `wire.link.link.Handler`.  Whoever takes a message adds a row: to `requests`, to answer it, or to `notices`.
+    """A `wire.link.link.Handler`.  To handle a message, add a row: to `requests`, to answer it, or to `notices`.
     `unlinked` are called with every link that ends, and why."""
 
     receiver: OutputReceiver  # takes streams

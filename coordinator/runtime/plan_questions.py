@@ -1,4 +1,4 @@
-"""Plan questions: what a graph would be planned and compiled to, for whoever asks; nothing is left on a worker."""
+"""Plan questions: what a graph would be planned and compiled to; nothing is left on a worker."""
 
 from __future__ import annotations
 

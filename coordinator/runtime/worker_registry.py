@@ -115,9 +115,9 @@ class WorkerRegistry:
         self._pacing.forget(peer.node_id)
         self._health.joined(peer.node_id, peer.incarnation)
         self._set_pause(peer.node_id, joined.paused, joining=True)
-        made = dict(zip(joined.kept, joined.made, strict=False))  # an older worker does not say it
-        self._sessions.node_returned(peer.node_id, dict.fromkeys(joined.kept, 0) | made)
-        for generation in frozenset(joined.kept).difference(self._plans_to_keep()):  # its session ended meanwhile
+        steps_done = dict(zip(joined.deployed, joined.steps_done, strict=False))  # an older worker does not send it
+        self._sessions.node_returned(peer.node_id, dict.fromkeys(joined.deployed, 0) | steps_done)
+        for generation in frozenset(joined.deployed).difference(self._plans_to_keep()):  # its session ended meanwhile
             drop = self._deployer.drop(peer.node_id, self._sessions.key(generation))
             self._tasks.run("dropping a plan", drop, unheard)
         if not again:
@@ -198,7 +198,7 @@ class WorkerRegistry:
         if member is None or member.link is not link:
             return
         was = member.joined
-        member.joined = with_fields(was, devices=body.devices, paused="", kept=(), made=())
+        member.joined = with_fields(was, devices=body.devices, paused="", deployed=(), steps_done=())
         profile = worker_profile(node, member.profile.name, member.joined, member.profile.ops)
         member.profile = replace(profile, trusted=member.profile.trusted)
         self._known[node] = with_fields(self._known[node], devices=body.devices)

@@ -1,4 +1,4 @@
-"""Callers: the futures of whoever waits for a session: for its steps, its state, or to take it over."""
+"""Callers: the futures of those that wait for a session: for its steps, its state, or to take it over."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from wire.errors import MeshError
+from wire.system.outcome import PromptFuture
 from wire.system.tasks import Tasks
 
 from ..lifecycle.answers import Made, give
@@ -40,7 +41,7 @@ class Callers:
 
     def step(self, number: int) -> asyncio.Future[Outputs]:
         """A future of the outputs of a step."""
-        future = self._steps[number] = self._loop.create_future()
+        future = self._steps[number] = PromptFuture(loop=self._loop)
         return future
 
     def resolve(self, number: int, prepare: Callable[[], Made[Outputs]]) -> None:
@@ -81,7 +82,7 @@ class Callers:
         return future
 
     def hand_over(self, steps: int) -> None:
-        """Tell whoever claimed the session how many steps are done."""
+        """Return the number of steps that are done to the program that claimed the session."""
         claims, self._claims = self._claims, []
         for future in claims:
             if not future.done():

@@ -1,4 +1,4 @@
-"""Copies of a session's state: who has which pieces of a value, and one that is being made.  Pure data.
+"""Copies of a session's state: which nodes have which pieces of a value, and one that is being made.  Pure data.
 
 A piece that nobody has any more may be made of others and of the checks of them
 (`coordinator/planning/redundancy/parity_groups.py`).
@@ -31,7 +31,7 @@ class Copy:
     value: int
     contents: Contents | None
     holders: dict[Piece, set[str]] = field(default_factory=dict)
-    asked: set[str] = field(default_factory=set)  # who was asked to keep some of it
+    asked: set[str] = field(default_factory=set)  # the nodes that were asked to keep some of it
     failures: int = 0  # of plans to begin with it
     regular: bool = False  # made in its turn, in all the places that the policy wants
     checked: tuple[Checked, ...] = ()
@@ -69,7 +69,7 @@ class Copy:
         return hit
 
     def back(self, node: str, kept: bool) -> None:
-        """A worker that was away is back, and has kept what it held, or not."""
+        """A worker that was away is back, and has `kept` what it held, or not."""
         had = self._gone.pop(node, None)
         if had is None or not kept:
             self.thin |= had is not None
@@ -120,7 +120,7 @@ class Copy:
 
     @staticmethod
     def recorded(record: CopyRecord) -> Copy:
-        """The copy that was written down: whoever holds some of it is away until it joins again."""
+        """The copy that was written down: every node that holds some of it is away until it joins again."""
         if record.contents is None:
             return Copy(record.number, record.value, None, {CLIENT: {CLIENT}})
         holders = {piece: set[str]() for piece in record.holders}
@@ -135,7 +135,7 @@ class Copy:
 
 @dataclass(slots=True)
 class PendingCopy:
-    """A copy under way of what a plan's step left.  `purpose` is "rescue", "copy", or the number of a request."""
+    """A copy in flight of what a plan's step left.  `purpose` is "rescue", "copy", or the number of a request."""
 
     copy: Copy
     purpose: str | int

@@ -94,7 +94,7 @@ class CopyShell:
         start.gathered.clear()
 
     async def first_values(self, start: StateStart, plan: Plan, node: str) -> plan_messages.State:
-        """Find who holds the pieces that a plan begins with; lost ones are restored on this node first."""
+        """Find the nodes that hold the pieces that a plan begins with; lost ones are restored on this node first."""
         contents = start.contents if start.contents and not start.gathered else {}
         state = {piece: ((at, self._type_of(piece)), start.holders[piece]) for piece, at in contents.items()}
         mine = [state[piece] for piece in plan_messages.states_of(plan, node) if piece in state]

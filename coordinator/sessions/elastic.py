@@ -1,8 +1,9 @@
 """Elastic programs: the programs of a session for different numbers of workers, and for shares of a batch by speed.
 
 A program of ranks has their number in it, and what each of them has of a batch, so with other workers another one is
-needed, with the same state and with its own inputs of the same step.  Whoever opened the session makes them when they
-are wanted, and all programs carry the same tensors under the same names.  It does not know what a program is about.
+needed, with the same state and with its own inputs of the same step.  The program that opened the session makes them
+when they are wanted, and all programs carry the same tensors under the same names.  It does not know what a program is
+about.
 
 Even shares are planned first.  Where workers are so unlike that other ones may pay, those that
 `coordinator/planning/spmd/load_balance.py` has are planned too, and the plan that is predicted to be done first is

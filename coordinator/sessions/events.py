@@ -9,9 +9,9 @@ of `Sessions` in `runtime.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from wire.errors import MeshError
+from wire.plain_data import PlainData
 
 from ..lifecycle.events import DeployDone as DeployDone
 from ..lifecycle.events import DeployFailed as DeployFailed
@@ -38,8 +38,7 @@ from ..lifecycle.events import Tick as Tick
 Contents = Mapping[Piece, bytes]  # addresses
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(PlainData, frozen=True):
     """A parity block: a sum of pieces, kept for when one of them is lost
     (`coordinator/planning/redundancy/parity_groups.py`).  A node keeps it as it does a piece."""
 
@@ -47,9 +46,8 @@ class Check:
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """A group of pieces with their checks, and who made which check.  As many shares of it as there are pieces
+class Checked(PlainData, frozen=True):
+    """A group of pieces with their checks, and which node made which check.  As many shares of it as there are pieces
     suffice."""
 
     pieces: tuple[Piece, ...]
@@ -57,8 +55,7 @@ class Checked:
     checks: tuple[tuple[str, bytes], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(PlainData, frozen=True):
     """What a plan goes on from: the job of MakePlan.  `contents` None: what the client gave."""
 
     contents: Contents | None
@@ -68,8 +65,7 @@ class Start:
 # -- events -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class NodesChanged:
+class NodesChanged(PlainData, frozen=True):
     """The nodes that may get work changed; `error` says what became of those that may not any more.  Of these some are
     `away`: they may come back, and then NodeReturned says what they have kept."""
 
@@ -78,78 +74,66 @@ class NodesChanged:
     away: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class NodeReturned:
-    """A worker joined that was here before; `kept` are plans and copies that it has still, by generation, and `made`
-    is how many steps of a plan it has done, of the last of which it has the state."""
+class NodeReturned(PlainData, frozen=True):
+    """A worker joined that was here before.  `deployed` are the plans and copies that it still has, by generation.
+    `steps_done` is how many steps of a plan it has done, of the last of which it has the state."""
 
     node: str
-    kept: frozenset[int]
-    made: Mapping[int, int] = field(default_factory=dict)
+    deployed: frozenset[int]
+    steps_done: Mapping[int, int] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class BetterPlanFound:
+class BetterPlanFound(PlainData, frozen=True):
     """A plan was found that is worth the move."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepRequested:
+class StepRequested(PlainData, frozen=True):
     """The client asks for a step; its number is what `next_number` was."""
 
 
-@dataclass(frozen=True, slots=True)
-class AnswersHeard:
+class AnswersHeard(PlainData, frozen=True):
     """The client has the answers of the first `steps` steps; only durable sessions have this event."""
 
     steps: int
 
 
-@dataclass(frozen=True, slots=True)
-class ClientWent:
+class ClientWent(PlainData, frozen=True):
     """The client that drives the session is `away`, or back."""
 
     away: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimRequested:
+class ClaimRequested(PlainData, frozen=True):
     """Another client is to drive the session, once what was asked for is done and stored."""
 
 
-@dataclass(frozen=True, slots=True)
-class StateRequested:
+class StateRequested(PlainData, frozen=True):
     """The client asks for the value after all steps that it has asked for so far."""
 
     request: int
 
 
-@dataclass(frozen=True, slots=True)
-class StateRequestWithdrawn:
+class StateRequestWithdrawn(PlainData, frozen=True):
     request: int
 
 
-@dataclass(frozen=True, slots=True)
-class CloseRequested:
+class CloseRequested(PlainData, frozen=True):
     """The session is to end: its caller is done, or its shell failed in a way that no other event reports."""
 
     error: MeshError | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayLimitExceeded:
+class ReplayLimitExceeded(PlainData, frozen=True):
     """The feeds since the last copy, or since the first state, take too much memory to be kept for a replay."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeStuck:
+class NodeStuck(PlainData, frozen=True):
     """A worker is connected, and is stuck in work that is no session's."""
 
     node: str
 
 
-@dataclass(frozen=True, slots=True)
-class CompilationReported:
+class CompilationReported(PlainData, frozen=True):
     """A worker said for how many seconds it has been compiling a part."""
 
     node: str
@@ -158,8 +142,7 @@ class CompilationReported:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotTaken:
+class SnapshotTaken(PlainData, frozen=True):
     """A worker has made blobs of its pieces."""
 
     copy: int
@@ -167,16 +150,14 @@ class SnapshotTaken:
     contents: Contents
 
 
-@dataclass(frozen=True, slots=True)
-class CopyStored:
+class CopyStored(PlainData, frozen=True):
     """A node has stored what it is to keep of a copy."""
 
     copy: int
     node: str
 
 
-@dataclass(frozen=True, slots=True)
-class CopyFailed:
+class CopyFailed(PlainData, frozen=True):
     """A node did not do its part in a copy."""
 
     copy: int
@@ -184,16 +165,14 @@ class CopyFailed:
     error: MeshError
 
 
-@dataclass(frozen=True, slots=True)
-class ChecksMade:
+class ChecksMade(PlainData, frozen=True):
     """Workers made the checks of a copy, as far as there are enough workers."""
 
     copy: int
     checked: tuple[Checked, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ChecksFailed:
+class ChecksFailed(PlainData, frozen=True):
     copy: int
     error: MeshError
 
@@ -201,16 +180,14 @@ class ChecksFailed:
 # -- actions ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ReportStuckStep:
+class ReportStuckStep(PlainData, frozen=True):
     """Report that a step does not end and is given up; `nodes` compute it, and wait for nobody."""
 
     generation: int
     nodes: frozenset[str]
 
 
-@dataclass(frozen=True, slots=True)
-class TakeSnapshot:
+class TakeSnapshot(PlainData, frozen=True):
     """Have a worker make blobs of what step `step` of the plan left; answered by SnapshotTaken or CopyFailed."""
 
     copy: int
@@ -219,8 +196,7 @@ class TakeSnapshot:
     node: str
 
 
-@dataclass(frozen=True, slots=True)
-class MakeChecks:
+class MakeChecks(PlainData, frozen=True):
     """Have workers make checks of what others have of a copy; answered by ChecksMade or ChecksFailed."""
 
     copy: int
@@ -229,8 +205,7 @@ class MakeChecks:
     nodes: frozenset[str]
 
 
-@dataclass(frozen=True, slots=True)
-class StoreCopy:
+class StoreCopy(PlainData, frozen=True):
     """Have a node store these pieces of a copy, "" for this process; answered by CopyStored or CopyFailed."""
 
     copy: int
@@ -239,30 +214,26 @@ class StoreCopy:
     holders: Holders
 
 
-@dataclass(frozen=True, slots=True)
-class ReleaseCopy:
+class ReleaseCopy(PlainData, frozen=True):
     """Have a node release its pieces of a copy."""
 
     copy: int
     node: str
 
 
-@dataclass(frozen=True, slots=True)
-class ForgetFeeds:
+class ForgetFeeds(PlainData, frozen=True):
     """Free the feeds of steps below this number: they will not be done again."""
 
     below: int
 
 
-@dataclass(frozen=True, slots=True)
-class Claimed:
+class Claimed(PlainData, frozen=True):
     """The client that claimed the session may drive it: `steps` steps are done."""
 
     steps: int
 
 
-@dataclass(frozen=True, slots=True)
-class DeliverState:
+class DeliverState(PlainData, frozen=True):
     """Give the caller the value that it asked for; `contents` None: what the client gave."""
 
     request: int
@@ -270,14 +241,12 @@ class DeliverState:
     holders: Holders
 
 
-@dataclass(frozen=True, slots=True)
-class RejectState:
+class RejectState(PlainData, frozen=True):
     request: int
     error: MeshError
 
 
-@dataclass(frozen=True, slots=True)
-class EndSession:
+class EndSession(PlainData, frozen=True):
     """End the session, of which nothing is left; with an error if nobody asked for its end."""
 
     error: MeshError | None

@@ -32,7 +32,7 @@ class CopyRecord:
 
 @dataclass(frozen=True, slots=True)
 class PlanRecord:
-    """A plan that steps run by, the value that it began with, and who makes each piece."""
+    """A plan that steps run by, the value that it began with, and the node that makes each piece."""
 
     generation: int
     start: int

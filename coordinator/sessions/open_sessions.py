@@ -97,12 +97,12 @@ class Sessions:
         """The usable workers changed, perhaps by an error; workers that are `away` may come back as they were."""
         self._tell_each(lambda session: session.nodes_changed(error, away))
 
-    def node_returned(self, node: str, kept: Mapping[int, int]) -> None:
-        """A worker joined again, and has kept these plans, by generation, with the number
-        of steps that it has done of each."""
+    def node_returned(self, node: str, steps_done: Mapping[int, int]) -> None:
+        """A worker joined again.  `steps_done` has the plans that it still has, by generation, with the number of steps
+        that it has done of each."""
         members = self._context.plans.members
-        self._kept_by = {each: done for each, done in self._kept_by.items() if each in members} | {node: kept}
-        self._tell_each(lambda session: session.feed(ev.NodeReturned(node, frozenset(kept), kept)))
+        self._kept_by = {each: done for each, done in self._kept_by.items() if each in members} | {node: steps_done}
+        self._tell_each(lambda session: session.feed(ev.NodeReturned(node, frozenset(steps_done), steps_done)))
 
     @property
     def kept_plans(self) -> frozenset[int]:

@@ -53,7 +53,7 @@ class PlanWatch:
         self.look(self._maker.by_speed)
 
     def look(self, wanted: bool = True) -> None:
-        """Look for a better plan, unless somebody does already."""
+        """Look for a better plan, unless a search is in progress."""
         if wanted and self._looking is None:
             self._looking = self._tasks.run("looking for a better plan", self._look_for_better(), unheard)
 

@@ -37,7 +37,7 @@ def read(machine: SessionState, now: float) -> list[ev.Action]:
             del machine._reads[request]
             actions.append(ev.DeliverState(request, copy.contents, copy.where))
             continue
-        if copy is None and machine._done == plan.start:  # whoever else had what this plan began with is gone
+        if copy is None and machine._done == plan.start:  # every other node that had what this plan began with is gone
             if machine._whole_copies:
                 return [*actions, *machine._restart(None, now)]
             del machine._reads[request]

@@ -143,5 +143,5 @@ class Session(SessionShell):
 
 
 def ahead_for(state_bytes: int) -> int:
-    """How many steps may be under way; fewer of a large state, as each needs a value of its own."""
+    """How many steps may be in flight; fewer of a large state, as each needs a value of its own."""
     return max(AHEAD_MIN, min(AHEAD_MAX, AHEAD_BYTES // max(state_bytes, 1)))

@@ -1,13 +1,13 @@
 """The state machine of a session: events in, actions out.  Pure.
 
 A session's state stays on its workers, step after step (`worker/state/carried_state.py`).  Steps are issued ahead,
-`ahead` of them at once, and committed in order, once every worker has done its part; only then is the caller told.  The
-feeds of a step are held until a copy of the state makes sure that it is never done again.
+`ahead` of them at once, and committed in order, once every worker has done its part; only then does the caller get its
+answer.  The feeds of a step are held until a copy of the state makes sure that it is never done again.
 
-Where a plan cannot go on, because a worker died or a link broke, or a better one is there, the state of the last
-committed step is taken from its workers, as blobs, and a new plan begins with them.  If a worker took some of it along,
-the newest *copy* is gone back to, and the steps since are done again from their feeds; what they answer is known and
-not told again.  So no committed step is ever lost, as long as one copy is left:
+If a plan cannot continue, because a worker died or a link broke, or if there is a better one, the workers export the
+state of the last committed step as blobs, and a new plan begins with them.  If some of it died with a worker, the
+session restores the newest *copy* and runs the steps since then again from their feeds.  Their answers are known and
+not sent again.  So no committed step is ever lost, as long as one copy is left:
 
     buddy         after every `every` steps each worker keeps its pieces as blobs, and another one has them, too; where
                   several workers make every piece, as ranks do, each of them is a copy already, and of every step
@@ -21,15 +21,15 @@ them, and goes on with what it finds: the value its plan had come to, else the n
 
 A *durable* session outlasts this process.  Its `manifest` says where its state is, and is written down before what an
 earlier one names is dropped; a machine that is `restored` from it waits for the workers as for any that were away.
-Only the answers that the client was heard to have count as told by then.  So of these steps alone nothing is kept: the
+Only the answers that the client has confirmed count as received by then.  So of these steps alone nothing is kept: the
 workers have the value after them, or a copy from before, with all feeds since.
 
-What is done while nobody drives a session that has a name is in `unattended.py`.
+What is done while no program drives a session that has a name is in `unattended.py`.
 
-A better plan is gone over to once the step under way is done, and the next one if it may have begun.  A copy is a
+A better plan is gone over to once the step in flight is done, and the next one if it may have begun.  A copy is a
 snapshot on the workers that have the pieces (for a new plan on all of them, so that each finds there what it goes on
 with), then a plan without parts on every node that is to hold some (`StoreCopy`), which pins them there.  It does not
-know what a piece is, nor who computes what.
+know what a piece is, nor which worker computes what.
 """
 
 from __future__ import annotations
@@ -80,18 +80,21 @@ class SessionState(PlanLifecycle[CurrentPlan]):
         self._copies = [Copy(0, 0, None, {CLIENT: {CLIENT}})]  # the oldest first
         self._pending: dict[int, PendingCopy] = {}
         self._reads: dict[int, Read] = {}
-        self._asked, self._told = 0, 0  # steps that were asked for, and those whose outputs were told
-        self._heard = 0  # steps whose outputs the client is known to have, of a durable session
+        self._asked, self._delivered = 0, 0  # steps that were asked for, and those whose outputs were delivered
+        self._acknowledged = 0  # steps whose outputs the client is known to have, of a durable session
         self._done = 0  # the value that the present plan has come to, or the next one will begin with
         self._held_from = 0  # the first step whose feeds are held
         self._copied = 0  # the value of the last copy that was begun
         self._roomless = False  # by the present plan, workers have no room for each other's copies
         self._through_here = False  # some worker cannot fetch from another: copies pass through this process
         self._unchecked = 0  # copies in a row that could not be checked
-        self._retry, self._gone = Retry(), dict[str, None]()  # since a step was done: failures, and who died, by name
+        self._retry, self._gone = (
+            Retry(),
+            dict[str, None](),
+        )  # since a step was done: failures, and the workers that died, by name
         self._compiles_lost, self._late_plans = 0, 0  # devices lost while they compiled, and plans not made in time
         self._timeout, self._avoided = StepTimeout(), AvoidedWorkers()
-        self._away = False  # whoever went last may come back as it was
+        self._away = False  # the worker that left last may return with its state
         self._alone, self._return = Wait(), Wait()  # for any worker, and for those that have what is left
         self._last_error: MeshError | None = None
         self._over: MeshError | None = None
@@ -121,7 +124,7 @@ class SessionState(PlanLifecycle[CurrentPlan]):
     @staticmethod
     def restored(
         manifest: Manifest,
-        told: int | None,
+        delivered: int | None,
         policy: Policy,
         nodes: Iterable[str],
         generation: Callable[[], int],
@@ -129,17 +132,17 @@ class SessionState(PlanLifecycle[CurrentPlan]):
         since: int = 0,
         back: Mapping[str, Mapping[int, int]] = MappingProxyType({}),
     ) -> SessionState:
-        """The machine of a session that another process ran: its client has the answers of `told` steps, or is away,
-        too (None), and has feeds `since` some step.  These workers are `back` already, with what each has kept, and how
-        many steps of each plan it has done."""
+        """The machine of a session that another process ran: its client has the answers of `delivered` steps, or is
+        away, too (None), and has feeds `since` some step.  These workers are `back` already, with what each has kept,
+        and how many steps of each plan it has done."""
         machine = SessionState(policy, nodes, generation, times)
-        usable = manifest if told is None else manifest.before(told, since)
+        usable = manifest if delivered is None else manifest.before(delivered, since)
         machine._copies = [Copy.recorded(copy) for copy in usable.copies]
         if usable.plan is not None:
             machine._plans = {usable.plan.generation: CurrentPlan.recorded(usable.plan)}
-        machine._count_from(usable.least if told is None else told)
+        machine._count_from(usable.least if delivered is None else delivered)
         machine._held_from = min([machine._done, *(copy.value for copy in usable.copies)])
-        machine._attendance = Attendance(away=told is None, unsure=told is None, unknown=told is None)
+        machine._attendance = Attendance(away=delivered is None, unsure=delivered is None, unknown=delivered is None)
         machine._copied = max((copy.value for copy in usable.copies if copy.regular), default=0)
         machine._away = True
         for node, kept in back.items():
@@ -148,7 +151,7 @@ class SessionState(PlanLifecycle[CurrentPlan]):
 
     def _count_from(self, value: int) -> None:
         """Begin with so many steps that are done, and none that was asked for besides."""
-        self._asked = self._told = self._heard = self._done = self._copied = value
+        self._asked = self._delivered = self._acknowledged = self._done = self._copied = value
 
     def begin(self, now: float) -> list[ev.Action]:
         """The first plan, or the wait for the workers that a restored session needs."""
@@ -198,8 +201,8 @@ class SessionState(PlanLifecycle[CurrentPlan]):
 
     @property
     def committed(self) -> int:
-        """How many steps are committed and told."""
-        return self._told
+        """How many steps are committed and delivered."""
+        return self._delivered
 
     @property
     def held_from(self) -> int:
@@ -212,12 +215,12 @@ class SessionState(PlanLifecycle[CurrentPlan]):
 
     @property
     def idle(self) -> bool:
-        """Whether no step and no read is under way."""
-        return self._told == self._asked and not self._reads
+        """Whether no step and no read is in flight."""
+        return self._delivered == self._asked and not self._reads
 
     def validate(self) -> None:
         """Assert that the state does not contradict itself; tests call it after every event."""
-        assert self._told <= self._asked
+        assert self._delivered <= self._asked
         if self._over is not None:
             assert self._plan is None and not self._copies and not self._pending and not self._reads
             return
@@ -242,7 +245,7 @@ class SessionState(PlanLifecycle[CurrentPlan]):
         return self._issue(now)
 
     def _answers_heard(self, event: ev.AnswersHeard, now: float) -> list[ev.Action]:
-        self._heard = max(self._heard, min(event.steps, self._told))
+        self._acknowledged = max(self._acknowledged, min(event.steps, self._delivered))
         if self._over is not None:
             return []
         return [*self._trim_outdated(), *unattended.move(self, now), *self._issue(now)]
@@ -298,22 +301,22 @@ class SessionState(PlanLifecycle[CurrentPlan]):
             return [*actions, *self._look_what_is_back(now)]
         if self._alone and self._nodes:
             return [*actions, *self._go_on(now)]
-        return [*actions, *reading.read(self, now)]  # who brought a value may be gone
+        return [*actions, *reading.read(self, now)]  # the worker that had a value may be gone
 
     def _node_back(self, event: ev.NodeReturned, now: float) -> list[ev.Action]:
-        """A worker is back: what it has kept counts again, and the rest is lost."""
+        """A worker is back: what it still holds counts again, and the rest is lost."""
         if self._over is not None:
             return []
-        self._take_back(event.node, event.kept, event.made)
+        self._take_back(event.node, event.deployed, event.steps_done)
         actions = self._trim_lost()
         return [*actions, *self._look_what_is_back(now)] if self._return else actions
 
-    def _take_back(self, node: str, kept: frozenset[int], made: Mapping[int, int]) -> None:
+    def _take_back(self, node: str, deployed: frozenset[int], steps_done: Mapping[int, int]) -> None:
         here, plan = node in self._nodes, self._plan
         for copy in self._copies:
-            copy.back(node, here and copy.number in kept)
+            copy.back(node, here and copy.number in deployed)
         if plan is not None:
-            plan.back(node, here and plan.generation in kept, made.get(plan.generation, 0))
+            plan.back(node, here and plan.generation in deployed, steps_done.get(plan.generation, 0))
 
     def _look_what_is_back(self, now: float, late: bool = False) -> list[ev.Action]:
         """Go on with the best there is: with what the plan had come to as long as that may come back whole, for a while
@@ -349,7 +352,7 @@ class SessionState(PlanLifecycle[CurrentPlan]):
         """The value that the session may begin anew with, as its client has the answers of all steps before."""
         if not self.policy.durable:
             return self._done
-        return min(self._done, self._told if self._attendance.claimed else self._heard)
+        return min(self._done, self._delivered if self._attendance.claimed else self._acknowledged)
 
     def _trim_lost(self) -> list[ev.Action]:
         """Release copies that cannot become whole again.  Once a copy is whole and no worker is waited for, incomplete
@@ -411,7 +414,7 @@ class SessionState(PlanLifecycle[CurrentPlan]):
             return self._end(state_lost(self._last_error, self.policy.copies, self._gone))
         self._return.end()
         if self.policy.durable:  # another process goes on with a plan only where the client has the answers before it
-            copies = [copy for copy in copies if copy.value <= self._heard] or copies
+            copies = [copy for copy in copies if copy.value <= self._acknowledged] or copies
         copy = max(copies, key=lambda copy: (copy.value, copy.here))
         self._done = copy.value
         if self._attendance.unsure:
@@ -445,8 +448,8 @@ class SessionState(PlanLifecycle[CurrentPlan]):
 
     def _give_up(self, plan: CurrentPlan, working: Mapping[str, tuple[int, int, float]], now: float) -> list[ev.Action]:
         """Give up a step that does not end, and do it again without the workers that are stuck, if they are known."""
-        under_way, least_s = (plan.generation, self._done - plan.start), self._timeout.waited_s(now) / 2
-        stuck = frozenset(node for node, (*at, took_s) in working.items() if (*at,) == under_way and took_s >= least_s)
+        in_flight, least_s = (plan.generation, self._done - plan.start), self._timeout.waited_s(now) / 2
+        stuck = frozenset(node for node, (*at, took_s) in working.items() if (*at,) == in_flight and took_s >= least_s)
         self._avoided.add(stuck, now)
         report = ev.ReportStuckStep(plan.generation, stuck)
         if plan.ending:
@@ -462,7 +465,7 @@ class SessionState(PlanLifecycle[CurrentPlan]):
         return self._deploy(plan, now)
 
     def _when_not_made(self, plan: CurrentPlan, event: ev.PlanFailed, now: float) -> list[ev.Action]:
-        if not plan.candidates <= self._nodes:  # who is gone may be why
+        if not plan.candidates <= self._nodes:  # a worker that is gone may be why
             return [*self._drop_plan(), *self._go_on(now)]
         self._late_plans += isinstance(event.error, DeadlineExceeded)
         # It may be that it takes those that are avoided after all.
@@ -506,7 +509,7 @@ class SessionState(PlanLifecycle[CurrentPlan]):
     # -- steps
 
     def _issue(self, now: float) -> list[ev.Action]:
-        """Begin as many steps as may be under way; those after a value that is asked for wait for it."""
+        """Begin as many steps as may be in flight; those after a value that is asked for wait for it."""
         plan = self._plan
         if plan is None or not plan.running or plan.ending:
             return []
@@ -533,9 +536,9 @@ class SessionState(PlanLifecycle[CurrentPlan]):
         while (step := plan.steps.get(self._done - plan.start)) is not None and plan.is_done(step):
             del plan.steps[self._done - plan.start]
             self._timeout.done(now, bool(plan.steps))
-            if self._done == self._told:
+            if self._done == self._delivered:
                 actions.append(ev.Resolve(self._done, plan.generation, step.outputs))
-                self._told += 1
+                self._delivered += 1
             self._done += 1
             self._retry.succeeded()
             self._compiles_lost, self._gone = 0, {}
@@ -545,7 +548,7 @@ class SessionState(PlanLifecycle[CurrentPlan]):
         if event.error.retry:
             return self._fail(event.error, now)
         number = plan.start + event.step
-        if number < self._told:  # it was done before, and answered
+        if number < self._delivered:  # it was done before, and answered
             return self._end(event.error)
         after = Cancelled("a step before it failed", cause=str(event.error))
         actions: list[ev.Action] = [ev.Reject(number, event.error)]
@@ -767,11 +770,11 @@ class SessionState(PlanLifecycle[CurrentPlan]):
             return []
         self._over = error or Cancelled("the session was closed")
         actions = self._abandon_all()
-        actions += [ev.Reject(number, self._over.copy()) for number in range(self._told, self._asked)]
+        actions += [ev.Reject(number, self._over.copy()) for number in range(self._delivered, self._asked)]
         actions += [ev.RejectState(request, self._over.copy()) for request in self._reads]
         self._reads.clear()
         actions += self._drop_plan()
-        self._told = self._asked
+        self._delivered = self._asked
         actions += self._trim(lambda copy: True)
         self._retry.unpark()
         self._alone.end()

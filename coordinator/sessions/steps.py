@@ -20,7 +20,7 @@ from .manifest import PlanRecord
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The kind of copies, the number of steps between two of them, and the most steps under way.
+    """The kind of copies, the number of steps between two of them, and the most steps in flight.
 
     A state that nobody copies is made again of what the client gave while the feeds since are no more than
     `replay_bytes`.  A copy is made before its turn when the feeds since the last one are more than that, and than the
@@ -44,7 +44,7 @@ class CurrentPlan(LivePlan):
     owners: dict[Piece, set[str]] = field(default_factory=dict)
     away: dict[str, frozenset[Piece]] = field(default_factory=dict)  # what those made who may come back with it
     ending: bool = False  # a better one follows soon
-    made: dict[str, int] = field(default_factory=dict)  # the value that each worker said, as it came back, it is at
+    reached: dict[str, int] = field(default_factory=dict)  # the value that a worker had when it joined again
 
     @property
     def begun(self) -> bool:
@@ -98,16 +98,16 @@ class CurrentPlan(LivePlan):
 
     def found(self) -> int:
         """The value that the workers of a whole plan have come to.  Those that are not so far count no more."""
-        value = min(max(self.made.get(node, self.start) for node in nodes) for nodes in self.owners.values())
+        value = min(max(self.reached.get(node, self.start) for node in nodes) for nodes in self.owners.values())
         for nodes in self.owners.values():
-            nodes -= {node for node in nodes if self.made.get(node, self.start) < value}
+            nodes -= {node for node in nodes if self.reached.get(node, self.start) < value}
         return value
 
     def back(self, node: str, kept: bool, steps: int = 0) -> None:
-        """A worker that was away is back, and has kept the plan, or not.  It has done `steps` steps of it."""
+        """A worker that was away is back, and has `kept` the plan, or not.  It has done `steps` steps of it."""
         pieces = self.away.pop(node, None)
         if pieces is not None and kept:
-            self.made[node] = self.start + steps
+            self.reached[node] = self.start + steps
             self.nodes |= {node}
             for piece in pieces:
                 self.owners[piece].add(node)
@@ -115,7 +115,7 @@ class CurrentPlan(LivePlan):
 
 @dataclass(slots=True)
 class Attendance:
-    """Whether anybody drives a session that has a name, and what has to be done while nobody does."""
+    """Whether a program drives a session that has a name, and what has to be done while none does."""
 
     away: bool = False  # its client is: what it has come to is stored
     claimed: bool = False  # by another client, which waits for that
@@ -129,7 +129,7 @@ class Attendance:
         return self.away or self.claimed
 
     def over(self) -> None:
-        """Somebody drives it."""
+        """A program drives it."""
         self.away = self.claimed = self.left = self.unsure = self.unknown = False
         self.stored()
 

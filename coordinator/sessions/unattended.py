@@ -37,9 +37,9 @@ def claim_asked(machine: SessionState, event: ev.ClaimRequested, now: float) -> 
 
 
 def attend(machine: SessionState, now: float) -> list[ev.Action]:
-    """Once nothing is under way: store the state so that it outlives a worker, and this process with the client; then
-    whoever claims the session may have it.  For a claim all is done that was asked for; otherwise as much as may be
-    before the client was heard to have its answers."""
+    """Once nothing is in flight: store the state so that it outlives a worker, and this process with the client; then a
+    program that claims the session may have it.  For a claim all is done that was asked for; otherwise as much as may
+    be before the client was heard to have its answers."""
     here, plan, claimed = machine._attendance, machine._plan, machine._attendance.claimed
     if here.again.is_over(now):
         here.again.end()
@@ -52,12 +52,12 @@ def attend(machine: SessionState, now: float) -> list[ev.Action]:
         here.tries += 1
         return _store(machine, now)
     if claimed and (_is_stored(machine) or here.tries > TRIES_MAX):
-        return [*_forget_feeds_of_others(machine), ev.Claimed(machine._told), *machine._issue(now)]
+        return [*_forget_feeds_of_others(machine), ev.Claimed(machine._delivered), *machine._issue(now)]
     return []
 
 
 def move(machine: SessionState, now: float) -> list[ev.Action]:
-    """Go over to a better plan once nothing is under way and the client, if it is there, has all answers: a step that
+    """Go over to a better plan once nothing is in flight and the client, if it is there, has all answers: a step that
     it lacks the answer of would be done again."""
     plan = machine._plan
     if plan is None or not plan.running or not plan.ending or plan.steps:
@@ -85,6 +85,6 @@ def _store(machine: SessionState, now: float) -> list[ev.Action]:
 def _forget_feeds_of_others(machine: SessionState) -> list[ev.Action]:
     """Let copies go whose later feeds the next client has not.  In a session without other copies they are here."""
     needless = machine._attendance.unsure or (_is_stored(machine) and machine.policy.copies != "none")
-    machine._heard = machine._told
+    machine._acknowledged = machine._delivered
     machine._attendance.handed_over()
     return [*machine._trim_lost(), *machine._trim(lambda copy: needless and copy.value < machine._done)]

@@ -1,1 +1,1 @@
-"""A coordinator and its standby: who of them serves, and what has to be on the disks of both."""
+"""A coordinator and its standby: which of them serves, and what has to be on the disks of both."""

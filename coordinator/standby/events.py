@@ -128,7 +128,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledge:
-    """Entries up to `last` are where they have to be: whoever waits for them may be answered."""
+    """Entries up to `last` are where they have to be: requests that wait for them may be answered."""
 
     last: int
 

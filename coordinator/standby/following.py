@@ -1,7 +1,7 @@
 """Following: a coordinator that does not serve: it copies the journal of the one that does, and takes over from it.
 
 It has links that it dialled itself, to coordinators and, when it asks for votes, to workers; it listens nowhere, so
-whoever looks for a coordinator finds none here.
+a node that looks for a coordinator finds none here.
 """
 
 from __future__ import annotations
@@ -198,13 +198,13 @@ class Following:
     # -- what the coordinator says
 
     def _entries(self, link: Link, body: JournalEntries) -> None:
-        told = body.stream, body.first, body.last, body.whole
+        range_key = body.stream, body.first, body.last, body.whole
         parts = self._parts.setdefault(link, {})
-        came = parts.setdefault(told, [])
+        came = parts.setdefault(range_key, [])
         came += [Entry(entry.job, entry.kind, entry.body) for entry in body.entries]
         if body.more:
             return
-        del parts[told]
+        del parts[range_key]
         if body.whole:
             self._shell.state.meet(link.peer.node_id)
         message = ev.Entries(link.peer.node_id, ballot_of(body.ballot), body.stream, body.first, body.last, body.whole)

@@ -1,6 +1,6 @@
 """Replication: what a coordinator that serves does for its standby: it streams its journal, and answers for it.
 
-Until a standby attaches for the first time there is nothing of all this, and no entry waits for anybody.
+Until a standby attaches for the first time there is nothing of all this, and no entry waits for a standby.
 """
 
 from __future__ import annotations
@@ -75,13 +75,13 @@ class Replication:
         self._shell: StandbyShell | None = None
         self._beginning = asyncio.Lock()
         self._tasks = Tasks()
-        self._acknowledged = -1  # up to this entry whoever asked may be answered
+        self._acknowledged = -1  # requests up to this entry may be answered
         self._count = 1  # entries since this coordinator serves; everything before counts as one
         self._batch: tuple[int, Sequence[Entry]] = (0, ())  # the number of its first, and the newest entries
         self._snapshots: dict[tuple[str, int], Sequence[Entry]] = {}  # by node and stream, while it attaches
         self._long: dict[str, tuple[int, int]] = {}  # by node, the stream and the last entry of a long message to it
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
-        self._told: dict[str, tuple[Link, tuple[str, ...]]] = {}
+        self._informed: dict[str, tuple[Link, tuple[str, ...]]] = {}
         self._sent_authority: dict[Link, tuple[AuthorityFile, ...]] = {}  # what was sent is lost where its link ends
         self._content = BlobExchange(None, store.view)
         self._serve_blobs = coordinator.requests[FetchBlob]
@@ -98,7 +98,7 @@ class Replication:
         """Go on with the shell of the time before this coordinator served, where it followed another one.  Entries wait
         for what its machine says from now on.  NotDurable if the disk refuses, and then nothing has begun."""
         epochs = tuple(dict.fromkeys((*self._file.remembered.epochs, self._coordinator.epoch)))[-256:]
-        await self._file.change(epochs=epochs)  # before a worker is told
+        await self._file.change(epochs=epochs)  # before a worker hears of it
         self._coordinator.descends(epochs)
         self._shell = shell
         shell.attach(
@@ -263,12 +263,12 @@ class Replication:
         addresses = tuple(address for each in self._file.remembered.peers.values() for address in each)[:32]
         links = self._coordinator.endpoint.links
         for node, link in links.items():
-            if link.peer.role != "coordinator" and self._told.get(node) != (link, addresses) and not link.closed:
-                self._told[node] = link, addresses
+            if link.peer.role != "coordinator" and self._informed.get(node) != (link, addresses) and not link.closed:
+                self._informed[node] = link, addresses
                 with contextlib.suppress(MeshError):  # an older node has no word for it
                     link.notify(Coordinators(addresses))
-        for node in self._told.keys() - links.keys():
-            del self._told[node]
+        for node in self._informed.keys() - links.keys():
+            del self._informed[node]
 
     async def _send_authority(self) -> None:
         """Send the files of the authority to standbys whenever one of them has changed, and over each new link."""

@@ -71,7 +71,7 @@ class StandbyShell:
         self._record, self._records, self._written = self.state.record, 0, 0  # the newest, its number, that on the disk
         self._refusal: MeshError | None = None  # of the disk
         self._votes: set[asyncio.Future[Answered]] = set()
-        self._said: Answered | None = None  # to whoever asks for a vote now
+        self._said: Answered | None = None  # to a coordinator that asks for a vote now
         self._tasks = Tasks()
 
     def attach(self, link_to: LinkTo, performers: Performers) -> None:
@@ -188,5 +188,5 @@ class StandbyShell:
 
 
 def _copy(error: MeshError) -> NotDurable:
-    """An exception of its own for everybody who waits."""
+    """An exception of its own for each waiter."""
     return NotDurable(error.message, cause=error.cause, next_step=error.next_step)

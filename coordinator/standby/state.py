@@ -13,7 +13,7 @@ What makes two coordinators impossible whose acknowledged entries both stand:
 * Who serves asked a majority to accept nothing of lower ballots, and is in sync by what they had accepted.  From
   that on it takes no entries of a lower ballot either.
 
-So time decides when somebody tries, and never what is true.  See docs/decisions/0039-a-standby.md.
+So time decides when a node tries, and never what is true.  See docs/decisions/0039-a-standby.md.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class StandbyState:
         return self._ask_missing(now)
 
     def _ask_missing(self, now: float) -> list[ev.Action]:
-        """Ask everybody who has not answered; this node's own voter answers at once."""
+        """Ask every voter that has not answered; this node's own voter answers at once."""
         poll = self._poll
         assert poll is not None
         poll.asked_s = now
@@ -188,10 +188,10 @@ class StandbyState:
         return actions
 
     def _ask_again(self, poll: _Poll, now: float) -> list[ev.Action]:
-        """Ask whoever has not answered, and who would not vote for this one: they may say otherwise by now."""
+        """Ask the voters that have not answered or would not vote for this one: they may answer otherwise by now."""
         if poll.stage is Stage.WOULD:
             poll.answered &= poll.granted
-            if self._round > poll.ballot.round:  # somebody promised more
+            if self._round > poll.ballot.round:  # a voter promised a higher ballot
                 poll.ballot = self._next_ballot()
                 poll.answered.clear()
                 poll.granted.clear()
@@ -282,9 +282,9 @@ class StandbyState:
         asked = Asked(Stage.ACCEPT, ballot, mine)
         others = (known.everybody if known else frozenset()) | self._others
         kept: list[ev.Action] = [keep for keep in self.voter.asked(asked, "") if isinstance(keep, Keep)]
-        told: list[ev.Action] = [Say(node, asked) for node in sorted(others - {self.node})]
+        asking: list[ev.Action] = [Say(node, asked) for node in sorted(others - {self.node})]
         self._poll = None
-        return [*kept, *told, *self._settled(mine, ballot, now)]
+        return [*kept, *asking, *self._settled(mine, ballot, now)]
 
     # -- while it serves
 
@@ -400,7 +400,7 @@ class StandbyState:
     # -- while it follows
 
     def _call(self, now: float) -> list[ev.Action]:
-        """Ask whoever serves for everything."""
+        """Ask the coordinator that serves for the whole journal."""
         self._stream += 1
         self._received, self._last, self._attached_s = None, -1, now
         return [ev.Send(node, ev.Attach(self.node, self._stream)) for node in sorted(self._others)]

@@ -83,6 +83,9 @@ def _ends(items: Sequence[T], keep: int) -> list[T]:
     return list(items) if len(items) <= keep else [*items[:half], *items[len(items) - half :]]
 
 
+_SOURCES = tuple((source, f"bytes_{source}") for source in ("socket", "shared", "disk", "resident", "client"))
+
+
 def worker_report(plan: Plan, node: NodeReport, ran: Ran, deployed: Sequence[Deployed]) -> WorkerReport:
     """The report on a worker's parts, from its own answers; `deployed` are those not reported before."""
     engines = {device.index: device.engine for device in node.devices}
@@ -92,16 +95,15 @@ def worker_report(plan: Plan, node: NodeReport, ran: Ran, deployed: Sequence[Dep
         )
         for run in ran.parts
     )
-    sources = ("socket", "shared", "disk", "resident", "client")
     return WorkerReport(
         node.name,
         node.node_id,
         parts,
         ran.bytes_in,
         ran.bytes_out,
-        sum(part.compute_s for part in parts),
-        sum(part.wait_s for part in parts),
-        {source: sum(getattr(each, f"bytes_{source}") for each in deployed) for source in sources},
+        sum([part.compute_s for part in parts]),
+        sum([part.wait_s for part in parts]),
+        {source: sum(getattr(each, name) for each in deployed) if deployed else 0 for source, name in _SOURCES},
         sum(each.compile_s for each in deployed),
         sum(each.compiled for each in deployed),
         sum(each.from_cache for each in deployed),

@@ -1,4 +1,4 @@
-"""Event feed: events for whoever watches, and the reports of calls."""
+"""Event feed: events for subscribers, and the reports of calls."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ class EventFeed:
 
     @property
     def watched(self) -> bool:
-        """Whether the events of every ordinary step are worth publishing: somebody watches, or a call failed before."""
+        """Whether the events of every ordinary step are worth publishing: there is a subscriber, or a call failed
+        before."""
         return bool(self.watchers) or any(len(call.report.generations) > 1 for call in self._calls.values())
 
     def note_plan(self, program: Program, generation: int) -> None:
@@ -82,8 +83,7 @@ class EventFeed:
         all plans that it went through moved to the workers that answered."""
         report = call.report
         before = [deployments[each] for each in report.generations if each in deployments and each != generation]
-        gone_through = [*before, deployment]
-        unreported = [each for each in (*call.given_up, *gone_through) if not each.reported]
+        unreported = [each for each in (*call.given_up, *before, deployment) if not each.reported]
         report.seconds = self._now() - call.began_s
         report.generation = generation
         assert deployment.plan is not None

@@ -190,7 +190,7 @@ class AskPeer:
 
 @dataclass(frozen=True, slots=True)
 class ProbeSelf:
-    """See within `wait_s` whether any of `peers` answers this judge, and tell `self_probed`."""
+    """See within `wait_s` whether any of `peers` answers this coordinator, and call `self_probed`."""
 
     peers: tuple[str, ...]
     wait_s: float

@@ -84,6 +84,10 @@ class LinkProber:
         """The links between these workers and the client that differ from the assumed ones."""
         return self.table.links(nodes, self._assumed)
 
+    def bytes_per_s(self, source: str, target: str) -> float:
+        """How fast content comes from one node to another: measured, or as planning assumes."""
+        return self.table.link(source, target, self._assumed).bytes_per_s
+
     async def run(self) -> None:
         """Probe what is due; never returns."""
         loop = asyncio.get_running_loop()

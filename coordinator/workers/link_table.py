@@ -26,6 +26,7 @@ REST_S = 0.5  # after joining: what a worker joined for comes first
 RETRY_S_FIRST, RETRY_S_MAX = 30.0, 300.0
 HOP_S = SAME_HOST.latency_s  # what a hop costs where the way itself costs nothing
 SIMILAR_MAX = 1.5  # a factor that does not matter
+EXPONENT_MAX = 64  # of figures as powers of two
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +195,7 @@ class LinkTable:
             if CLIENT not in pair and self._connected(pair) is False:
                 self._cut[direction] = None
         changed = self._use(pair, assumed)
-        if changed and pair not in self._again:  # so slow, or only while somebody was busy?
+        if changed and pair not in self._again:  # so slow, or only while one of the two was busy?
             self._again[pair] = now + RETRY_S_FIRST
             self._set(self._again[pair], pair)
         if way.shared:
@@ -225,15 +226,17 @@ class LinkTable:
         """The workers to which this one sends through the coordinator."""
         return frozenset(other for other in self._others.get(node, ()) if (node, other) in self._cut)
 
+    def link(self, source: str, target: str, assumed: Callable[[str, str], Link]) -> Link:
+        """The link between two nodes, `assumed` where nothing else was measured."""
+        if (source, target) in self._cut:
+            return through(self.link(source, CLIENT, assumed), self.link(CLIENT, target, assumed))
+        return self._links.get((source, target)) or assumed(source, target)
+
     def links(self, nodes: Iterable[str], assumed: Callable[[str, str], Link]) -> dict[Pair, Link]:
         """The links between these workers and the client that differ from `assumed`."""
         there = {CLIENT, *nodes}
         links = {pair: link for pair, link in self._links.items() if there.issuperset(pair)}
-        for pair in self._cut:
-            if there.issuperset(pair):
-                hops = (pair[0], CLIENT), (CLIENT, pair[1])
-                links[pair] = through(*(self._links.get(hop) or assumed(*hop) for hop in hops))
-        return links
+        return links | {pair: self.link(*pair, assumed) for pair in self._cut if there.issuperset(pair)}
 
     def rows(self) -> list[tuple[Pair, ProbeResult, str]]:
         """The result of every probe, with the path that tensors take."""
@@ -258,8 +261,8 @@ def _link_of(way: ProbeResult) -> Link:
 
 
 def _rounded(value: float) -> float:
-    """Round to the nearest half power of two."""
-    return float(2 ** (round(2 * math.log2(value)) / 2))
+    """Round to the nearest half power of two, as far as what is computed of it is finite, whatever a worker says."""
+    return float(2 ** (round(2 * max(min(math.log2(value), EXPONENT_MAX), -EXPONENT_MAX)) / 2))
 
 
 def _similar(one: Link, other: Link) -> bool:

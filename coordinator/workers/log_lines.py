@@ -37,7 +37,7 @@ class LogLines:
         self._leaving: set[str] = set()
 
     def lines(self, event: Event, idle: bool) -> list[tuple[int, str]]:
-        """The lines of an event, each with its level; `idle` says that no work is under way."""
+        """The lines of an event, each with its level; `idle` says that no work is in flight."""
         if event.kind == "planned":
             gone, self._gone = ", ".join(self._gone), {}
             return [(logging.INFO, f"the work of {gone} goes on: {event.text}")] if gone else []
@@ -51,7 +51,7 @@ class LogLines:
             level = logging.INFO if event.node in self._leaving else level  # as it was asked to
             self._leaving.discard(event.node)
             self._absent.add(event.node)
-            text += "; no work was under way" if idle else ""
+            text += "; no work was in flight" if idle else ""
             self._gone |= {} if idle else {event.node: None}
         if event.kind in ("joined", "healthy") and event.node in self._absent:
             self._absent.discard(event.node)

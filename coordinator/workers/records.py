@@ -14,13 +14,23 @@ from wire.deadlines import WORK_LONGEST, Deadline
 from wire.link.link import Link
 from wire.policy.batch_shares import Portions
 from wire.protocol.messages import Deployed, Joined, Message, Ran, Working
-from wire.system.patience import within
+from wire.system.bounded_wait import within
 
 from ..planning.auto_strategy import Measured
 from ..planning.model.plan import FromState, Plan
 from ..planning.model.profiles import WorkerProfile
 from ..planning.model.program import Program
-from ..planning.plan_messages import NO_TRANSFERS, Content, Fed, Transfers, feeds, nodes, transfers, work_of
+from ..planning.plan_messages import (
+    NO_TRANSFERS,
+    Content,
+    Fed,
+    Transfers,
+    feeds,
+    nodes,
+    outputs_whole,
+    transfers,
+    work_of,
+)
 from .call_report import CallReport
 
 Evidence = tuple[int, Measured]  # how many verdicts there were on the pace of devices, and what calls took
@@ -29,7 +39,7 @@ Evidence = tuple[int, Measured]  # how many verdicts there were on the pace of d
 @dataclass(frozen=True, slots=True)
 class Enrolled:
     """What the mesh's authority knows of a worker: the name that it was let in by, and whether its token says that it
-    is on somebody else's machine."""
+    is on another person's machine."""
 
     name: str
     untrusted: bool = False
@@ -91,6 +101,7 @@ class Deployment:
     settled: Evidence = 0, ()  # what was known as this was planned or found to be the best still
     portions: Portions = 0  # of the batch that it is for, in an elastic session
     state: StateStart | None = None  # of a session
+    whole: bool = False  # every output comes whole from a worker
     begun: set[tuple[int, str]] = field(default_factory=set)  # its steps that workers said they compute: step, worker
     sending: set[asyncio.Task[None]] = field(default_factory=set)  # inputs of its steps that are on their way
 
@@ -108,6 +119,7 @@ class Deployment:
     def planned(self, plan: Plan) -> None:
         """Note the plan that was made."""
         self.plan, self.feeds, self.transfers = plan, feeds(plan), transfers(plan)
+        self.whole = outputs_whole(plan)
 
     @property
     def complete(self) -> bool:
@@ -128,6 +140,7 @@ class Call:
     patient: bool = False  # it waits for a worker as long as it takes
     input_bytes: int = 0  # of its large inputs
     owner: str = ""  # whose it is, "" where nobody else has calls
+    held: object = None  # what must live until it is over
     doubts: int = 0  # how often auditors disagreed with its answer
     ran: dict[tuple[int, str], Ran] = field(default_factory=dict)  # by generation and worker
     steps: dict[int, int] = field(default_factory=dict)  # its number in each plan that it runs on, by generation

@@ -1,7 +1,7 @@
 """Straggler detector: finds devices that became slower than they were, each compared with its own past.
 
 A machine may come to be shared, hot or throttled.  The time of a part is compared with that of the same part on the
-same device earlier, with as many calls under way.  So a verdict never follows from a plan: not from unlike devices, an
+same device earlier, with as many calls in flight.  So a verdict never follows from a plan: not from unlike devices, an
 error of the cost model, or another partition.  A new plan brings new parts; their times are first learnt, at the pace
 that the device is known to have.
 
@@ -41,10 +41,11 @@ WELL = 1.5  # less than this is not slow any more
 CHANGE_MIN = 2.0  # a figure that is off by more is changed
 SLOWNESS_MAX = 64.0
 LEARNT_MIN = 8  # runs after which predictions go by how far off they were
+EXPONENT_MAX = 64  # of a factor as a power of two
 PARTS_MAX = 4096  # whose runs are remembered, of all devices; the least recently run goes first
 
 Figures = tuple[str, str, float, float]  # of a device: its engine, adapter, and what was measured
-Key = tuple[DeviceKey, bytes, int]  # a part's graph on a device, and about how many calls were under way
+Key = tuple[DeviceKey, bytes, int]  # a part's graph on a device, and about how many calls were in flight
 
 
 @dataclass(slots=True)
@@ -62,7 +63,7 @@ class _DeviceKind:
     """A kind of device: those with the same figures."""
 
     errors: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))  # of good runs that are no trifle
-    learnt: float = 1.0  # times as long as was predicted, while they are well
+    slowdown: float = 1.0  # measured time divided by predicted time, while they are well
 
 
 class StragglerDetector:
@@ -115,12 +116,12 @@ class StragglerDetector:
         own, kind = self._sites.get(at), self._kind_of.get(at)
         if own is None or len(own.as_rank) < LEARNT_MIN:
             return None
-        return _rounded(_good(own.as_rank) / (kind.learnt if kind else 1.0))
+        return _rounded(_good(own.as_rank) / (kind.slowdown if kind else 1.0))
 
     def _factor(self, at: DeviceKey, device: DeviceProfile) -> float:
         figures = device.engine, device.adapter, device.gflops, device.gbytes_per_s
         kind = self._kind_of[at] = self._kinds.setdefault(figures, _DeviceKind())
-        return self.slowness(at) * kind.learnt
+        return self.slowness(at) * kind.slowdown
 
     def expected_s(self, part: Part) -> float:
         """The time of a part now: by its own runs, else the prediction corrected by the device's error."""
@@ -233,8 +234,8 @@ class StragglerDetector:
         """Add a prediction error of a device's kind, of work that is long enough to be measured."""
         kind.errors.append(error)
         error_now = _good(kind.errors)
-        if len(kind.errors) >= LEARNT_MIN and max(error_now / kind.learnt, kind.learnt / error_now) > CHANGE_MIN:
-            kind.learnt = min(max(_rounded(error_now), 1 / SLOWNESS_MAX), SLOWNESS_MAX)
+        if len(kind.errors) >= LEARNT_MIN and max(error_now / kind.slowdown, kind.slowdown / error_now) > CHANGE_MIN:
+            kind.slowdown = min(max(_rounded(error_now), 1 / SLOWNESS_MAX), SLOWNESS_MAX)
 
     def _weigh(self, at: DeviceKey, good_s: float, took_s: float) -> bool:
         """Add a run of work that took `good_s` in good runs and now `took_s`; whether that is normal for the device."""
@@ -304,8 +305,8 @@ def _rare(ratios: deque[float]) -> float:
 
 
 def _rounded(times: float) -> float:
-    """Round to a quarter power of two, so that similar figures become equal."""
-    return float(2 ** (round(4 * math.log2(times)) / 4))
+    """Round to a quarter power of two, so that similar figures become equal, and finite, whatever a worker says."""
+    return float(2 ** (round(4 * min(math.log2(times), EXPONENT_MAX)) / 4))
 
 
 def _in_words(before: float, after: float) -> str:

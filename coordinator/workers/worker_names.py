@@ -27,11 +27,11 @@ class NamesTaken:
         self._node_of: dict[str, str] = {}  # by name the node that was given it last
         self._name_of: dict[str, str] = {}
 
-    def give(self, node: str, own: str) -> str:
+    def give(self, node: str, preferred: str) -> str:
         """A worker's own name, with a number if another worker here has the same one."""
         self.forget(node)
-        stem = re.sub(r"-\d+$", "", own)
-        names = itertools.chain([own], (f"{stem}-{number}" for number in itertools.count(2)))
+        stem = re.sub(r"-\d+$", "", preferred)
+        names = itertools.chain([preferred], (f"{stem}-{number}" for number in itertools.count(2)))
         name = next(name for name in names if self._node_of.get(name) not in self._members)
         self._node_of[name], self._name_of[node] = node, name
         return name

@@ -94,7 +94,7 @@ DIFFERENCES: dict[str, str] = {
     "fft.rfftfreq": "float32 by default",
     "empty": "filled with 0",
     "empty_like": "filled with 0",
-    "from_dlpack": "memory that somebody could still change is copied, unless copy=False",
+    "from_dlpack": "memory that other code could still change is copied, unless copy=False",
     "sum": "of bool and narrow integers in int32 or uint32",
     "prod": "of bool and narrow integers in int32 or uint32",
     "cumulative_sum": "of bool and narrow integers in int32 or uint32",
@@ -148,10 +148,10 @@ What holds for all of it:
   takes the float's dtype (the standard leaves that open). Beside the standard's dtypes there are float16 and bfloat16.
 * A Python number takes the dtype of the array it meets, at full precision: `x * 0.1` with a float64 `x` multiplies by
   0.1, and so does a traced function that is called with 0.1. So do functions of Python numbers alone (`mnp.sqrt(0.1)`,
-  `mnp.where(mask, 0.1, 0.2)`), which are float32 where they meet no array. A list beside an array is an array of its
-  default dtype as far as the result's dtype goes, but its numbers keep their 64 bits in a float64 result. An integer
-  that a dtype cannot hold raises.
-* Arrays are lazy: a function gives an array with a shape and a dtype at once, and its values when somebody looks.
+  `mnp.where(mask, 0.1, 0.2)`), which are float32 where they meet no array. A list beside an array has its default
+  dtype when the dtype of the result is chosen, but its numbers keep their 64 bits in a float64 result. An integer that
+  a dtype cannot hold raises.
+* Arrays are lazy: a function gives an array with a shape and a dtype at once, and its values when code reads them.
   Wrong shapes and dtypes raise at the call.
 * There are no views: a part of an array is an array of its own. `x[key] = v` and `x += y` give the name `x`, which is
   one Python object with every variable that holds it, to a new expression; what was made of the old one stays. An

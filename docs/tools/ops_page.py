@@ -1,7 +1,7 @@
 """The op table as markdown: `python -m docs.tools.ops_page > docs/ops.md`.
 
-Everything comes from the table: a rule's words are its docstring, the semantics those of `wire/ir/ops.py`.  Only the
-names of operands are here; an op whose operands have roles gets a row of OPERANDS.
+Everything comes from the table: a rule is described by its docstring, and the semantics by that of `wire/ir/ops.py`.
+Only the names of operands are here; an op whose operands have roles gets a row of OPERANDS.
 """
 
 from __future__ import annotations
@@ -45,10 +45,12 @@ FAMILIES = {
 HEAD = """\
 # The op table
 
-Every operation that a graph may contain, generated from `wire/ir/ops.py` by
-`python -m docs.tools.ops_page > docs/ops.md`. Everything else (`sub`, `mean`, `softmax`, `einsum`, ...) is composed of
-these. An attribute with `?` is optional. The tolerance is how far two engines may differ on f32,
-|a - b| <= atol + rtol |b|; f16 and bf16 allow at least two units in the last place, integers and bool none.
+This page lists every operation that a graph may contain. It is generated from `wire/ir/ops.py` by
+`python -m docs.tools.ops_page > docs/ops.md`. All other functions (`sub`, `mean`, `softmax`, `einsum`, ...) are
+composed of these operations. An attribute with `?` is optional.
+
+The tolerance is how far the results of two engines may differ on f32: |a - b| <= atol + rtol |b|. On f16 and bf16 they
+may differ by two units in the last place, if that is more. Integers and bool must be equal.
 """
 
 
@@ -59,8 +61,8 @@ def markdown() -> str:
 
 def _semantics() -> Iterator[str]:
     yield "## Semantics\n"
-    yield "What WGSL, numpy and C do not share is fixed here, and the cpu engine is the reference.\n"
-    yield (inspect.getdoc(ops) or "").partition("is their reference:\n")[2].replace("  * ", "* ")
+    yield "WGSL, numpy and C differ in some semantics. They are fixed here, and the cpu engine is the reference.\n"
+    yield (inspect.getdoc(ops) or "").partition("is the reference:\n")[2].replace("  * ", "* ")
     yield ""
 
 

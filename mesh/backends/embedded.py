@@ -93,8 +93,7 @@ class Embedded:
         self._held[id(handle)] = finalize(handle, self._let_go, id(handle), handle.address)
 
     def start(self, work: Work, inputs: Mapping[str, NDArray[Any]]) -> Started:
-        number, outputs, report = self.coordinator.submit(self._program(work), inputs)
-        outputs.add_done_callback(lambda _: work)  # its handles live until the call is over
+        number, outputs, report = self.coordinator.submit(self._program(work), inputs, held=work)
         return Started(outputs, lambda: dataclasses.asdict(report), lambda: self.coordinator.cancel(number))
 
     async def attach(self, name: str, take: bool) -> Attached:

@@ -22,6 +22,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from platformdirs import user_cache_path
 
@@ -132,11 +133,8 @@ class LocalWorkers:
         command += self._timeouts.arguments(WORKER)
         for device in devices:
             command += ["--device", device]
-        pipe = asyncio.subprocess.PIPE
         with log.open("wb") as errors:
-            process = await asyncio.create_subprocess_exec(
-                *command, stdin=pipe, stdout=pipe, stderr=errors, env=environment(), start_new_session=True
-            )
+            process = await start_process(command, errors)
         self._processes.append(process)
         self._logs[process.pid] = log
         if not self._members:
@@ -158,6 +156,14 @@ class LocalWorkers:
         except TimeoutError:
             _signal(process, getattr(signal, "SIGKILL", signal.SIGTERM))
             await process.wait()
+
+
+async def start_process(command: Sequence[str], errors: IO[bytes]) -> asyncio.subprocess.Process:
+    """A process in a session of its own, which is spoken with by its standard input and output."""
+    pipe = asyncio.subprocess.PIPE
+    return await asyncio.create_subprocess_exec(
+        *command, stdin=pipe, stdout=pipe, stderr=errors, env=environment(), start_new_session=True
+    )
 
 
 def _tail(log: Path) -> str:

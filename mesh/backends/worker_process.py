@@ -17,7 +17,7 @@ from wire.security.user_secret import user_secret
 
 from ..core.loop_thread import LoopThread
 from ..util.argument_checks import items
-from ..util.did_you_mean import spelt
+from ..util.did_you_mean import names_checked
 from .config import default_mesh_name
 from .enrolment import at_home
 from .local_workers import LocalWorkers, devices_per_worker, thread_count
@@ -55,7 +55,7 @@ class Worker:
     ['anna']
     """
 
-    @spelt
+    @names_checked
     def __init__(
         self, name: str = "worker", *, device: str | Sequence[str] = "auto", threads: int | None = None, mesh: str = ""
     ) -> None:

@@ -1024,7 +1024,7 @@ class AsyncJob:
 
     def __repr__(self) -> str:
         outputs = self._started.outputs
-        how = "under way" if not outputs.done() else "cancelled" if outputs.cancelled() else "over"
+        how = "running" if not outputs.done() else "cancelled" if outputs.cancelled() else "over"
         return f"<AsyncJob: {self._form.graph.name or 'unnamed'}, {how}>"
 
     def done(self) -> bool:

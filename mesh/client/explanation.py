@@ -103,7 +103,7 @@ class Explanation:
     evaluations : int
         How many evaluations were measured.
     measured_s : float or None
-        What a whole evaluation takes when nobody measures its kernels, in seconds; None if none ended in time.
+        The time of a whole evaluation without clocks around its kernels, in seconds; None if none ended in time.
 
     Examples
     --------
@@ -204,14 +204,14 @@ class Explanation:
 
     def _notes(self) -> list[str]:
         whole = f"{time_text(self.measured_s or 0.0)} (median of {self.evaluations})"
-        whole = whole if self.evaluations else "longer than was waited for"
+        whole = whole if self.evaluations else "longer than the time limit"
         speeds = f"measured as {speed_text(self.gflops)} GFLOP/s and {self.gbytes_per_s:.1f} GB/s"
         call_s = time_text(self.dispatch_s)
         return [
             f"{self.engine} on {self.worker}:{self.device} ({self.adapter}), {speeds}",
-            f"an evaluation that nobody measures takes {whole}; all of predicted has {call_s} of a call itself",
+            f"an evaluation without clocks takes {whole}; the total of predicted includes {call_s} for the call",
             f"kernels were measured by {self.clock}, with random inputs",
-            f"no kernel: {_numbers(self.no_kernel) or 'none'}",
+            f"nodes in no kernel: {_numbers(self.no_kernel) or 'none'}",
         ]
 
 

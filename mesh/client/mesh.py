@@ -24,6 +24,7 @@ from wire.errors import Cancelled, ConfigError, DeadlineExceeded, InputError, Me
 from wire.ir.graph import WireGraph
 from wire.policy.batch_shares import Portions
 from wire.policy.strategies import Strategy
+from wire.system.outcome import call_when_done
 
 from ..backends.config import MeshConfig
 from ..core.argument_room import ArgumentRoom, bytes_of, copied
@@ -1200,7 +1201,7 @@ class _Waiter:
     def status(self) -> str:
         """The state of the call in a few words."""
         if not self.arrived.done():
-            return "under way"
+            return "running"
         if self.arrived.cancelled():
             return "cancelled"
         error = self.arrived.exception()
@@ -1231,7 +1232,7 @@ class _Waiter:
         except Exception as error:  # whatever went wrong belongs to the caller's thread
             self.arrived.set_exception(error)
             return
-        self._started.outputs.add_done_callback(self._copy)
+        call_when_done(self._started.outputs, self._copy)
 
     def _copy(self, outputs: asyncio.Future[Any]) -> None:
         if outputs.cancelled():

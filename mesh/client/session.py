@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from wire.bounds import SESSION_AHEAD
 from wire.errors import Cancelled, InputError, MeshError
 from wire.policy.redundancy import OF_SESSIONS, copies_of
+from wire.system.outcome import PromptFuture, call_when_done
 
 from ..core.argument_room import ArgumentRoom, bytes_of
 from ..core.backend import Feeds, Lasting, Running, Started
@@ -218,7 +219,6 @@ class AsyncSession:
         except BaseException:
             self._room.give(held_bytes)
             raise
-        answer.add_done_callback(self._count)
         self._room.give_after(answer, held_bytes)
         return self._started(answer, self._outputs_of)
 
@@ -290,16 +290,14 @@ class AsyncSession:
         if leaving.cancelled() or leaving.exception() is not None:
             self._closing = None  # it may be closed still
 
-    def _count(self, answer: asyncio.Future[Any]) -> None:
-        self._steps_done += not answer.cancelled() and answer.exception() is None
-
     def _outputs_of(self, arrays: Any) -> Any:
+        self._steps_done += 1
         self._remembered |= self.stepping.remembered(arrays)
         return self.stepping.outputs(arrays)
 
     def _started(self, inner: asyncio.Future[Any], convert: Callable[[Any], Any]) -> Started:
         """Convert what `inner` ends in, for the caller.  A caller that stops waiting changes nothing for the steps."""
-        outer: asyncio.Future[Any] = self._loop.create_future()
+        outer: asyncio.Future[Any] = PromptFuture(loop=self._loop)
 
         def ended(_: object) -> None:
             if inner.cancelled():
@@ -320,7 +318,7 @@ class AsyncSession:
                 outer.set_exception(error)
                 outer.exception()  # a step that nobody waits for may fail without a word
 
-        inner.add_done_callback(ended)
+        call_when_done(inner, ended)
         return Started(outer, dict, outer.cancel)
 
 

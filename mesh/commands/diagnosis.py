@@ -380,10 +380,10 @@ _SET_CLOCK = {
     "Windows": "Start-Service w32time; w32tm /resync /force   (in PowerShell as administrator)",
 }
 _DRIVER = {
-    "Linux": "sudo apt install mesa-vulkan-drivers vulkan-tools && vulkaninfo --summary   (NVIDIA: the maker's driver; "
+    "Linux": "sudo apt install mesa-vulkan-drivers vulkan-tools && vulkaninfo --summary   (NVIDIA: its own driver; "
     "then start the worker again)",
     "Darwin": "mesh-worker --list-devices   (Metal comes with the system; no virtual machine or ssh-only user has it)",
-    "Windows": "mesh-worker --list-devices   (after installing the graphics card's driver from its maker)",
+    "Windows": "mesh-worker --list-devices   (after installing the graphics card's driver from its vendor)",
 }
 _DRIVER_FAILS = {  # it is there: none is to be installed
     "Linux": "vulkaninfo --summary   (there; where it fails too: start the machine again, or update the driver; then "
@@ -394,11 +394,11 @@ _DRIVER_FAILS = {  # it is there: none is to be installed
 }
 _LOOK_FIRST = {  # only the machine itself can say: its worker may have been started with --device cpu
     "Linux": "mesh-worker --list-devices   (there; if it lists an adapter, start the worker again without --device "
-    "cpu; if none: sudo apt install mesa-vulkan-drivers vulkan-tools, or the maker's driver)",
+    "cpu; if none: sudo apt install mesa-vulkan-drivers vulkan-tools, or the vendor's driver)",
     "Darwin": "mesh-worker --list-devices   (there; if it lists an adapter, start the worker again without --device "
     "cpu; if none: no virtual machine or ssh-only user has Metal)",
     "Windows": "mesh-worker --list-devices   (there; if it lists an adapter, start the worker again without --device "
-    "cpu; if none: install the graphics card's driver from its maker)",
+    "cpu; if none: install the graphics card's driver from its vendor)",
 }
 _MAKE_ROOM = {
     "Linux": 'du -xh "{folder}" | sort -h | tail   (the cache may be deleted, the state not; or --cache-dir DIR)',
@@ -461,7 +461,7 @@ FINDINGS: tuple[Finding, ...] = (
     Finding("adapter-none", "adapters", WARNING, _processor_only(NONE), _DRIVER),
     Finding(
         "adapter-only-software", "adapters", WARNING, _processor_only(SOFTWARE),
-        {EVERY: "nothing, where the machine has no graphics card; where it has one, that one's driver from its maker"},
+        {EVERY: "install the vendor's driver, if the machine has a graphics card; otherwise nothing"},
     ),
     Finding("adapter-no-wgpu", "adapters", WARNING, _processor_only(LIBRARY), {EVERY: "pip install wgpu   (there)"}),
     Finding("adapter-fails", "adapters", WARNING, _processor_only(FAILED), _DRIVER_FAILS),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import signal
 import sys
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from wire import errors
 from wire.text import printable
 
 from ..util.units import counted
-from .output import say, say_lines
+from .output import drop_output, end_output, open_streams, say, say_lines
 
 OK = 0
 FAILED = 1
@@ -67,16 +67,20 @@ def run_command(name: str, work: Callable[[], int], interrupted: int = OK) -> in
     Ctrl-C and SIGTERM give `interrupted`, also before an event loop handles them.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    open_streams()
     try:
-        return work()
+        code = work()
+        end_output()
+        return code
     except errors.MeshError as error:
-        say_lines(f"{name}: {_line(error)}", file=sys.stderr)
-        print_log(error)
+        with contextlib.suppress(errors.StorageError, BrokenPipeError):  # the code says it, too
+            say_lines(f"{name}: {_line(error)}", file=sys.stderr)
+            print_log(error)
         return code_of(error)
     except KeyboardInterrupt:
         return interrupted
     except BrokenPipeError:  # whoever read our output has enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor is there anybody for what is left
+        drop_output(sys.stdout)
         return OK
 
 

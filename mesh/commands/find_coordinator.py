@@ -37,7 +37,8 @@ def check_there(path: str) -> None:
     except IsADirectoryError:
         return  # a model may be one
     except FileNotFoundError:
-        raise InputError(f"there is no file {path}", next_step="Write one with WireGraph.save") from None
+        save = "mesh.trace(fn, *args).save(path)"
+        raise InputError(f"there is no file {path}", next_step=f"Write one in Python with: {save}") from None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
 

@@ -14,7 +14,7 @@ from wire.system.private_folder import state_root
 from .exit_codes import OK
 from .flags import add_action, mesh_name
 from .output import say
-from .tables import print_table
+from .tables import print_records
 
 Options = argparse.Namespace
 
@@ -36,10 +36,7 @@ def keys_list(options: Options) -> int:
     records = _keys(options).records()
     rows = [(each.key_id, each.name, f"{datetime.fromtimestamp(each.created_s):%Y-%m-%d %H:%M}") for each in records]
     header = ("id", "name", "created")
-    if options.json:
-        say(json.dumps([dict(zip(header, row, strict=True)) for row in rows]))
-    else:
-        print_table(header, rows)
+    print_records(header, rows, options.json)
     return OK
 
 

@@ -103,7 +103,7 @@ def hosts_of(options: argparse.Namespace) -> tuple[Host, ...]:
     if nodes is not None and nodes > 1:
         raise ConfigError(f"--nodes {nodes}: which machines?", next_step="Name them in a --hostfile, one per line")
     if (count := count or per_node) is None:
-        raise ConfigError("how many ranks?", next_step="Say -n N, or name a --hostfile")
+        raise ConfigError("nothing says how many ranks there are", next_step="Say -n N, or name a --hostfile")
     return (Host("localhost", count),) * count
 
 

@@ -11,18 +11,19 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
 from wire.errors import ConfigError
 from wire.roles import JOINING, WORKER
 from wire.timeouts import CLIENT
 
-from ..util.units import parse_duration
-from .exit_codes import OK
+from ..util.units import counted, parse_duration
+from .exit_codes import FAILED, OK
 from .find_coordinator import COORDINATOR_HELP, Ask, on_a_coordinator
 from .flags import add_action, add_timeouts, mesh_name, timeouts
 from .output import say
-from .tables import print_table
+from .tables import print_records
 
 if TYPE_CHECKING:
     from wire.protocol.messages import AuthorityReport
@@ -53,10 +54,7 @@ async def token_list(options: Options, admin: Admin) -> int:
         )
         for each in (await admin.tokens()).tokens
     ]
-    if options.json:
-        say(json.dumps([dict(zip(header, row, strict=True)) for row in rows]))
-    else:
-        print_table(header, rows)
+    print_records(header, rows, options.json)
     return OK
 
 
@@ -81,6 +79,22 @@ async def authority_show(options: Options, admin: Admin) -> int:
 async def authority_rotate(options: Options, admin: Admin) -> int:
     """Give the mesh a new authority; the former one is trusted for the overlap."""
     return _tell_authority(options, await admin.rotate_authority(parse_duration(options.overlap)))
+
+
+def authority_audit(options: Options) -> int:
+    """Check that no line of the audit log was changed, removed or inserted."""
+    from coordinator.authority.audit_log import verify
+
+    mesh = mesh_name(options)
+    verdict = verify(_folder_at_home(mesh, options.state_dir))
+    lines = counted(verdict.lines, "line")
+    if verdict.broken:
+        text = f"the audit log of mesh {mesh} was changed at {verdict.broken}, after {lines} that follow each other"
+    else:
+        text = f"the audit log of mesh {mesh} has {lines}, and none was changed, removed or inserted"
+    data = {"lines": verdict.lines, "changed_at": verdict.broken}
+    say(json.dumps(data) if options.json else text)
+    return FAILED if verdict.broken else OK
 
 
 async def nodes_pause(options: Options, remote: Remote) -> int:
@@ -114,6 +128,9 @@ def join(options: Options) -> int:
 
 
 # -- arguments --------------------------------------------------------------------------------------------
+
+
+AUTHORITY_HELP = "the folder of the mesh's authority (default: the user's state folder)"
 
 
 def token_arguments(parser: argparse.ArgumentParser) -> None:
@@ -161,6 +178,8 @@ def authority_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     _add_coordinator_option(parser)
     _admin_action(actions, "show", authority_show)
+    audit = add_action(actions, "audit", authority_audit, authority_audit)
+    audit.add_argument("--state-dir", default="", metavar="DIR", help=AUTHORITY_HELP)
     rotate = _admin_action(actions, "rotate", authority_rotate)
     rotate.add_argument(
         "--overlap",
@@ -197,12 +216,7 @@ def _admin_action(
 ) -> argparse.ArgumentParser:
     """An action of an admin: in the authority's folder, where that is this user's, or else by its coordinator."""
     parser = add_action(actions, name, decide, lambda options: _decide(options, decide))
-    parser.add_argument(
-        "--state-dir",
-        default="",
-        metavar="DIR",
-        help="the folder of the mesh's authority (default: the user's state folder)",
-    )
+    parser.add_argument("--state-dir", default="", metavar="DIR", help=AUTHORITY_HELP)
     parser.add_argument("--coordinator", default=argparse.SUPPRESS, metavar="HOST:PORT", help=COORDINATOR_HELP)
     return parser
 
@@ -217,27 +231,35 @@ def _action_on_coordinator(actions: Any, name: str, ask: Ask) -> argparse.Argume
 
 
 def _decide(options: Options, decide: Callable[[Options, Admin], Awaitable[int]]) -> int:
-    from ..backends.enrolment import at_home, authority_folder, is_client
+    from ..backends.enrolment import at_home, is_client
 
     mesh = mesh_name(options)
-    if not at_home(mesh, options.state_dir):
-        if not options.state_dir and is_client(mesh):
-            return on_a_coordinator(decide)(options)
-        raise ConfigError(
-            f"the authority of mesh {mesh!r} is not on this machine, or not this user's",
-            next_step="Ask on the machine, and as the user, that runs mesh-coord serve, or join as an admin: "
-            "mesh-coord token create --role admin there, then mesh-coord join here",
-        )
+    if not at_home(mesh, options.state_dir) and not options.state_dir and is_client(mesh):
+        return on_a_coordinator(decide)(options)
+    folder = _folder_at_home(mesh, options.state_dir)
     from coordinator.authority.authority import Authority
 
     from ..backends.home_authority import HomeAuthority
 
-    home = HomeAuthority(Authority(authority_folder(mesh, options.state_dir), mesh))
+    home = HomeAuthority(Authority(folder, mesh))
 
     async def at_home_decide() -> int:
         return await decide(options, home)
 
     return asyncio.run(at_home_decide())
+
+
+def _folder_at_home(mesh: str, state_dir: str) -> Path:
+    """The folder of the authority; ConfigError if it is not on this machine, or not this user's."""
+    from ..backends.enrolment import at_home, authority_folder
+
+    if not at_home(mesh, state_dir):
+        raise ConfigError(
+            f"the authority of mesh {mesh!r} is not on this machine, or not this user's",
+            next_step="Ask on the machine, and as the user, that runs mesh-coord serve, or join as an admin: "
+            "mesh-coord token create --role admin there, then mesh-coord join here",
+        )
+    return authority_folder(mesh, state_dir)
 
 
 def _tell_authority(options: Options, report: AuthorityReport) -> int:

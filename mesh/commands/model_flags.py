@@ -19,8 +19,9 @@ def serve_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: this machine alone)")
     parser.add_argument("--port", type=port, default=7200, metavar="N", help="the port (default: %(default)s; 0: any)")
-    parser.add_argument("--coordinator", metavar="HOST:PORT", help=COORDINATOR_HELP)
-    parser.add_argument("--local", type=int, default=0, metavar="N", help="compute on N new workers of this machine")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--coordinator", metavar="HOST:PORT", help=COORDINATOR_HELP)
+    where.add_argument("--local", type=int, metavar="N", help="compute on N new workers of this machine")
     engine = "the device of these workers, as mesh-worker --device takes it (default: %(default)s)"
     parser.add_argument("--engine", default="auto", metavar="DEVICE", help=engine)
     batch = "requests that each batch generates together (default: %(default)s)"
@@ -40,13 +41,17 @@ def serve_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kv-budget", default="", metavar="SIZE", help=kept)
     draft = "a much smaller model with the same tokens, the drafter: a step checks several tokens that it proposes"
     parser.add_argument("--draft", default="", metavar="MODEL", help=draft)
-    drafts = "the most tokens that the drafter proposes for a step (default: %(default)s)"
-    parser.add_argument("--draft-tokens", type=int, default=4, metavar="N", help=drafts)
-    where = "the worker that computes the drafter (default: the one that is predicted to be fastest)"
-    parser.add_argument("--draft-on", default="", metavar="WORKER", help=where)
+    drafts = "the most tokens that the drafter proposes for a step (default: 4)"
+    parser.add_argument("--draft-tokens", type=int, metavar="N", help=drafts)
+    on = "the worker that computes the drafter (default: the one that is predicted to be fastest)"
+    parser.add_argument("--draft-on", default="", metavar="WORKER", help=on)
     parser.add_argument(
         "--strategy", default="auto", help="how the model is placed on the workers (default: %(default)s)"
     )
+    layers = "place layers FIRST to STOP - 1 on a worker, such as anna=0..20 (repeatable; all layers of the one model)"
+    parser.add_argument("--layers", action="append", default=[], metavar="WORKER=FIRST..STOP", help=layers)
+    experts = "place experts FIRST to STOP - 1 of every layer on a worker; others are with their layer (repeatable)"
+    parser.add_argument("--experts", action="append", default=[], metavar="WORKER=FIRST..STOP", help=experts)
     idle = (
         "unload a model from the workers once nobody has asked for it so long, such as 10m; the next request loads it"
     )
@@ -63,8 +68,8 @@ def serve_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--allow-host", action="append", default=[], metavar="NAME", help=host)
     origin = "a site whose pages may send requests, such as https://chat.example (repeatable)"
     parser.add_argument("--allow-origin", action="append", default=[], metavar="ORIGIN", help=origin)
-    where = "the folder with the mesh's folder, which has the keys (default: the user's state folder)"
-    parser.add_argument("--state-dir", default="", metavar="DIR", help=where)
+    folder = "the folder with the mesh's folder, which has the keys (default: the user's state folder)"
+    parser.add_argument("--state-dir", default="", metavar="DIR", help=folder)
     add_timeouts(parser)
 
 

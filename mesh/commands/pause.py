@@ -19,7 +19,7 @@ from .exit_codes import OK
 from .flags import node_name
 from .output import say
 
-ANSWER_S = 10.0  # a worker looks four times a second; a part under way stops after its dispatch
+ANSWER_S = 10.0  # a worker looks four times a second; a part in flight stops after its dispatch
 POLL_S = 0.05
 STOPPED = "stopped"
 SAYINGS = {

@@ -260,7 +260,7 @@ def _why(job: JobReport) -> str:
 def _log_line(line: str) -> str:
     """A line of a job's log, its Unix time as a clock shows it."""
     at_s, _, text = line.partition(" ")
-    return f"{datetime.fromtimestamp(float(at_s)):%H:%M:%S.%f} {text}"
+    return f"{datetime.fromtimestamp(float(at_s)).time().isoformat(timespec='milliseconds')} {text}"
 
 
 def _job_fields(job: JobReport) -> dict[str, Any]:

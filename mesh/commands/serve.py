@@ -8,8 +8,9 @@ import json
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ from coordinator.standby.shell import StandbyShell
 from coordinator.workers.log_lines import LogLines
 from wire.addresses import LAST_PORT, PORT, parse_address
 from wire.bounds import JOBS_RUNNING
-from wire.errors import ConfigError, MeshError
+from wire.errors import ConfigError, ConnectFailed, MeshError, NodeLost
 from wire.joining.credentials import keep_renewed
 from wire.joining.join_protocol import Admitted
 from wire.joining.join_tokens import Token
@@ -68,6 +69,8 @@ async def serve_until_stopped(options: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C; 0.  A second one ends the process."""
     mesh = mesh_name(options)
     peers = [parse_address(peer) for peer in options.peer]
+    if options.standby:
+        parse_address(options.standby)  # which is dialled again and again, and never answers where it is no address
     times = timeouts(options, COORDINATOR)
     audit = check_fraction("--audit", options.audit)
     audit_untrusted = check_fraction("--audit-untrusted", options.audit_untrusted)
@@ -105,7 +108,7 @@ async def serve_until_stopped(options: argparse.Namespace) -> int:
     service.contents.keep(store.find)
     file = shell.file if shell else StandbyFile(folder)
     replication = Replication(coordinator, store, file, authority_at, options.arbiter, _over)
-    returning: asyncio.Task[None] | None = None
+    dialled: list[asyncio.Task[None]] = []
     try:
         if shell is not None:
             await replication.go_on(shell)
@@ -123,8 +126,10 @@ async def serve_until_stopped(options: argparse.Namespace) -> int:
         # A log that is kept, or a service's journal, is no place for a token.
         token = None if options.quiet else await asyncio.to_thread(admission.first_token)
         _tell_ready(options, coordinator, port, token)
-        returning = asyncio.create_task(_dial_again(coordinator, workers))
-        await asyncio.gather(*(coordinator.connect(*peer) for peer in peers))
+        dialled.append(asyncio.create_task(_dial_again(coordinator, workers)))
+        for peer in await _silent(coordinator, peers):
+            waits_s = chain(RETURN_WAITS_S, repeat(RETURN_WAITS_S[-1]))
+            dialled.append(asyncio.create_task(_until_it_answers(partial(coordinator.connect, *peer), waits_s)))
         if options.no_mdns:
             await stopped.wait()
         else:
@@ -138,8 +143,8 @@ async def serve_until_stopped(options: argparse.Namespace) -> int:
             await _announced(announcer, join, stopped)
     finally:
         (folder / COORDINATOR_FILE).unlink(missing_ok=True)
-        if returning is not None:
-            returning.cancel()
+        for task in dialled:
+            task.cancel()
         await admission.close()
         returns = await sessions.leave()
         replication.close()
@@ -228,16 +233,35 @@ async def _dial_again(coordinator: Coordinator, workers: Mapping[str, Sequence[s
     """Dial the workers of before a restart: some dial us or announce themselves, but this is quicker."""
 
     async def dial(node_id: str, addresses: Sequence[str]) -> None:
-        for wait_s in RETURN_WAITS_S:
-            try:
-                link = await coordinator.endpoint.reach(addresses, node_id)
-                await coordinator.adopt(link, *parse_address(addresses[0]))
-                return
-            except MeshError as error:
-                log.debug("%s is not back yet: %s", node_id, error)
-            await asyncio.sleep(wait_s)
+        link = await coordinator.endpoint.reach(addresses, node_id)
+        await coordinator.adopt(link, *parse_address(addresses[0]))
 
-    await asyncio.gather(*(dial(node_id, addresses) for node_id, addresses in workers.items() if addresses))
+    known = [(node_id, addresses) for node_id, addresses in workers.items() if addresses]
+    await asyncio.gather(*(_until_it_answers(partial(dial, *each), (0.0, *RETURN_WAITS_S[:-1])) for each in known))
+
+
+async def _silent(coordinator: Coordinator, peers: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Connect to the workers of --peer; those that do not answer.  MeshError if one refuses."""
+    outcomes = await asyncio.gather(*(coordinator.connect(*peer) for peer in peers), return_exceptions=True)
+    silent = []
+    for peer, outcome in zip(peers, outcomes, strict=True):
+        if isinstance(outcome, (ConnectFailed, NodeLost)):
+            log.warning("this worker is dialled again until it answers: %s", outcome)
+            silent.append(peer)
+        elif isinstance(outcome, BaseException):
+            raise outcome
+    return silent
+
+
+async def _until_it_answers(dial: Callable[[], Awaitable[object]], waits_s: Iterable[float]) -> None:
+    """Dial a worker after each wait, until it answers."""
+    for wait_s in waits_s:
+        await asyncio.sleep(wait_s)
+        try:
+            await dial()
+            return
+        except MeshError as error:
+            log.debug("a worker is not back yet: %s", error)
 
 
 async def _announced(announcer: Announcer, join: AutoJoin, stopped: asyncio.Event) -> None:

@@ -7,18 +7,23 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import signal
 import sys
 from pathlib import Path
 
 from wire.errors import ConfigError, ConnectFailed, InputError, MeshError
 from wire.link.address_policy import is_loopback
+from wire.policy.strategies import Auto, Strategy
 from wire.security.tls import web_context
+from wire.system.malloc import give_back
 from wire.system.signals import watch_signals
 
 from ..backends.enrolment import is_client
 from ..client.async_mesh import AsyncMesh
+from ..inference.layer_placement import by_numbers
 from ..inference.settings import Options as ModelOptions
+from ..models.load import load
 from ..models.store import located
 from ..serving.access import Access
 from ..serving.api_keys import ApiKeys
@@ -35,6 +40,7 @@ from .web_certificate import WebCertificate, names_here
 
 log = logging.getLogger("graph_mesh.serving")
 
+GIVE_BACK_S = 30.0
 Options = argparse.Namespace
 
 
@@ -44,19 +50,20 @@ def serve_model(options: Options) -> int:
     listening = _listening(options, certificate)
     models = _models(options)  # downloads block: there is no loop yet, so Ctrl-C ends one
     draft = _draft(options, models)
-    return asyncio.run(_serve(options, models, draft, certificate, listening))
+    strategy = _strategy(options, models)
+    return asyncio.run(_serve(options, models, draft, strategy, certificate, listening))
 
 
 async def _serve(
-    options: Options, models: dict[str, Path], draft: Path | None, certificate: WebCertificate | None,
-    listening: Listening,
+    options: Options, models: dict[str, Path], draft: Path | None, strategy: str | Strategy,
+    certificate: WebCertificate | None, listening: Listening,
 ) -> int:  # fmt: skip
     stopped = asyncio.Event()
     watch_signals(asyncio.get_running_loop(), lambda why: stopped.set())
     how = ModelOptions(
         max_batch=options.max_batch, queue=options.queue, replicas=options.replicas, chunk=options.chunk,
-        strategy=options.strategy, kv_budget=options.kv_budget or None, draft=draft, draft_tokens=options.draft_tokens,
-        draft_on=options.draft_on or None,
+        strategy=strategy, kv_budget=options.kv_budget or None, draft=draft, draft_on=options.draft_on or None,
+        draft_tokens=4 if options.draft_tokens is None else options.draft_tokens,
     )  # fmt: skip
     unload_after_s = parse_duration(options.unload_after) if options.unload_after else None
     own = await _mesh(options)
@@ -68,9 +75,13 @@ async def _serve(
                 await server.load_model(name, path, how, unload_after_s)
             _tell_ready(options, server.url, list(models), listening)
             async with asyncio.TaskGroup() as group:
-                reloading = group.create_task(_reload_at_signals(options, server, list(models)))
+                beside = [
+                    group.create_task(_reload_at_signals(options, server, list(models))),
+                    group.create_task(_give_memory_back()),
+                ]
                 await stopped.wait()
-                reloading.cancel()
+                for task in beside:
+                    task.cancel()
     finally:
         if keeping is not None:
             keeping.cancel()
@@ -94,16 +105,34 @@ async def _reload_at_signals(options: Options, server: AsyncModelServer, models:
                 log.warning("%s could not be loaded anew, and stays as it was: %s", name, error)
 
 
+async def _give_memory_back() -> None:
+    """Give freed memory back once in a while: of the heap of a server whose requests and models come and go, more than
+    half may be free."""
+    while True:
+        await asyncio.sleep(GIVE_BACK_S)
+        await asyncio.to_thread(give_back)
+
+
 async def _mesh(options: Options) -> AsyncMesh:
     """The mesh of --local, of the coordinator that is named, or of the one on this machine; else one worker here."""
     builder = AsyncMesh.builder().mesh(mesh_name(options))
-    if options.local:
+    if options.local is not None:
         return await builder.local(options.local, options.engine).build_async()
+    found = None
     if named(options) is not None:
-        return AsyncMesh(await connect(options), builder.config.copies, builder.config.reproducible)
-    if is_client(mesh_name(options)):
+        found = await connect(options)
+    elif is_client(mesh_name(options)):
         with contextlib.suppress(ConnectFailed):
-            return AsyncMesh(await connect(options), builder.config.copies, builder.config.reproducible)
+            found = await connect(options)
+    if found is not None:
+        own = AsyncMesh(found, builder.config.copies, builder.config.reproducible)
+        if options.engine != "auto":
+            await own.close()
+            raise ConfigError(
+                f"--engine {options.engine} is for new workers, and those of a coordinator would compute",
+                next_step="Give --local N, too, or leave --engine out",
+            )
+        return own
     _tell(options, "no coordinator on this machine: one worker of this machine computes, as with --local 1")
     return await builder.local(1, options.engine).build_async()
 
@@ -116,20 +145,42 @@ def _models(options: Options) -> dict[str, Path]:
     for text in options.model:
         name, equals, path = text.partition("=")
         folder = _found(options, path if equals else text)
-        name = options.name or (name if equals else folder.resolve().name.removesuffix(".gguf"))
+        name = options.name or (name if equals else _own_name(folder))
         if name in models:
             raise ConfigError(f"two models are called {name!r}", next_step="Write NAME=MODEL for each")
         models[name] = folder
     return models
 
 
+def _own_name(folder: Path) -> str:
+    """The name that a model's path ends in.  Links stay: caches of hubs call the file of a link by its hash."""
+    return Path(os.path.abspath(folder)).name.removesuffix(".gguf")
+
+
 def _draft(options: Options, models: dict[str, Path]) -> Path | None:
     """The drafter of the one model that is served; None without one."""
     if not options.draft:
+        if options.draft_tokens is not None:
+            raise ConfigError("--draft-tokens is for a drafter, and there is none", next_step="Give --draft MODEL, too")
         return None
     if len(models) > 1:
         raise ConfigError("--draft is for one model", next_step="Serve each model that has a drafter by itself")
     return _found(options, options.draft)
+
+
+def _strategy(options: Options, models: dict[str, Path]) -> str | Strategy:
+    """How models are placed: --strategy, or the one model where --layers and --experts say."""
+    if not options.layers:
+        if options.experts:
+            raise ConfigError("--experts places experts apart from their layers", next_step="Give --layers, too")
+        return str(options.strategy)
+    if len(models) > 1 or options.strategy != Auto.word:
+        raise ConfigError(
+            "--layers is for one model, and in place of --strategy",
+            next_step="Serve each model that has its layers placed by itself",
+        )
+    (path,) = models.values()
+    return by_numbers(load(path).weights, options.layers, options.experts)
 
 
 def _found(options: Options, text: str) -> Path:

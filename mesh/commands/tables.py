@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -27,8 +28,16 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         say("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
 
 
+def print_records(header: Sequence[str], rows: Sequence[Sequence[str]], as_json: bool) -> None:
+    """Print rows under a header, or as a JSON list of objects whose keys are the header."""
+    if as_json:
+        say(json.dumps([dict(zip(header, row, strict=True)) for row in rows]))
+    else:
+        print_table(header, rows)
+
+
 def print_pairs(pairs: Sequence[PairReport]) -> None:
-    """Print who reaches whom, by which path, how fast, and why not."""
+    """Print which nodes reach each other, by which path, how fast, and why not."""
     rows = [
         (
             pair.source,

@@ -26,6 +26,7 @@ from .output import say
 if TYPE_CHECKING:
     from wire.joining.credentials import Credentials
 
+OF_A_VERB = {"token_file": "join", "time_limit": "tune", "shape": "tune"}  # flags that have no effect without it
 THROTTLE = "flops=2e9,rate=20Mbit/s,delay=5ms"
 
 
@@ -122,6 +123,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def work(options: argparse.Namespace) -> int:
+    for flag, verb in OF_A_VERB.items():
+        if getattr(options, flag) and options.verb != verb:
+            name = "--" + flag.replace("_", "-")
+            raise ConfigError(f"{name} is for mesh-worker {verb}", next_step=f"Write {verb}, or leave {name} out")
     if options.list_devices:
         return list_devices(options.json)
     if options.verb in ("pause", "resume"):

@@ -30,7 +30,7 @@ class ArgumentRoom:
         self._most_bytes = most_bytes
         self._held_bytes = 0
         self._waiting: deque[tuple[int, concurrent.futures.Future[None]]] = deque()
-        self._under_way: dict[asyncio.Future[Any], int] = {}  # what is given back once each is over
+        self._in_flight: dict[asyncio.Future[Any], int] = {}  # what is given back once each is over
         self._lock = threading.Lock()
         self._over: MeshError | None = None
 
@@ -59,7 +59,7 @@ class ArgumentRoom:
 
     def take_now(self, size_bytes: int, next_step: str) -> None:
         """Take room; LimitExceeded, with the need and what there is, if that would have to wait.  On the loop."""
-        for future in [future for future in self._under_way if future.done()]:
+        for future in [future for future in self._in_flight if future.done()]:
             self._give_of(future)  # whoever awaited it may be here before its callbacks
         with self._lock:
             if self._waiting or not self._fits(size_bytes + EACH_BYTES):
@@ -79,11 +79,11 @@ class ArgumentRoom:
 
     def give_after(self, future: asyncio.Future[Any], size_bytes: int) -> None:
         """Give back what was taken once this is over.  On its loop."""
-        self._under_way[future] = size_bytes
+        self._in_flight[future] = size_bytes
         future.add_done_callback(self._give_of)
 
     def _give_of(self, future: asyncio.Future[Any]) -> None:
-        size_bytes = self._under_way.pop(future, None)
+        size_bytes = self._in_flight.pop(future, None)
         if size_bytes is not None:
             self.give(size_bytes)
 

@@ -36,7 +36,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A call under way.  `outputs` ends in arrays in graph order; `report` tells what happened, complete at the end;
+    """A call in flight.  `outputs` ends in arrays in graph order; `report` tells what happened, complete at the end;
     `cancel` may be called at any time, on the loop."""
 
     outputs: asyncio.Future[Any]  # ends in a sequence of arrays

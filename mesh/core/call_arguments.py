@@ -17,7 +17,7 @@ from typing import Any
 from wire.errors import InputError
 
 from ..tree import Keywords
-from ..util.did_you_mean import meant
+from ..util.did_you_mean import suggestion
 
 Function = Callable[..., Any]
 
@@ -114,7 +114,7 @@ def _check_named(
             raise InputError(f"the argument {name!r} of {_name(fn)} is given twice")
         if name not in known and not takes_any:
             problem = f"the argument {name!r} of {_name(fn)} has no place among its arguments"
-            raise InputError(problem, next_step=meant(name, (*known, *own)))
+            raise InputError(problem, next_step=suggestion(name, (*known, *own)))
 
 
 def _places(parameters: Sequence[inspect.Parameter]) -> list[inspect.Parameter]:

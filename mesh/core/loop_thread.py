@@ -61,7 +61,7 @@ class LoopThread:
 
     def check_may_wait(self) -> None:
         """ConfigError on the loop's own thread, which would wait for itself."""
-        if threading.current_thread() is self._thread:
+        if threading.get_ident() == self._thread.ident:
             raise ConfigError("a watcher cannot wait for its own mesh", next_step="Ask in another thread")
 
     def stop(self) -> None:

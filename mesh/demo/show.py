@@ -93,7 +93,7 @@ class _Story:
                 return
             after_s = time.monotonic() - self.killed_s
         if event["kind"] == "began" and self._waiting_for != ["began"]:
-            return  # a call that was under way on a survivor
+            return  # a call that was in flight on a survivor
         if event["kind"] == self._waiting_for[0]:
             del self._waiting_for[0]
         where = f" {event['node']}" if event["node"] else ""

@@ -101,7 +101,7 @@ class Compiled:
         return dict(zip(self.graph.output_names, outputs, strict=True))
 
     def _taken(self, bound: Bound) -> tuple[dict[str, NDArray[Any]], Work]:
-        inputs = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in bound.inputs.items()}
+        inputs = {name: _contiguous(array) for name, array in bound.inputs.items()}
         return inputs, self._work_for(bound.params)
 
     def _work_for(self, params: Mapping[str, Param]) -> Work:
@@ -212,7 +212,11 @@ def _fixed(name: str, value: PyTree, kind: TensorType) -> NDArray[Any]:
     array = np.asarray(value)
     if array.shape != kind.shape or dtype_of(array) is not kind.dtype:
         raise InputError(f"the input {name!r} is {array.dtype}{list(array.shape)}, expected {kind}")
-    return np.ascontiguousarray(array).reshape(kind.shape)
+    return _contiguous(array)
+
+
+def _contiguous(array: NDArray[Any]) -> NDArray[Any]:
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
 
 def _fixed_param(name: str, value: PyTree, kind: TensorType) -> Param:

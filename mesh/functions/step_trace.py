@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from wire.errors import InputError
 from wire.ir.graph import WireGraph
+from wire.ir.graph_memory import without_origins
 from wire.ir.ops import LEAVES
 from wire.ir.types import TensorType
 from wire.passes.simplify import simplify
@@ -77,7 +78,8 @@ class Stepping:
         if not leaves:
             raise InputError("the state has no tensors", next_step="Call Mesh.compile: such a function has no state")
         self._leaves = [_Leaf(path, _handle(path, leaf)) for path, leaf in leaves]
-        self._traced = self._settled(fn, examples)
+        traced = self._settled(fn, examples)
+        self._traced = replace(traced, graph=without_origins(traced.graph))  # servers keep dozens of steps
         self._place_leaves()
         if not self.carries:
             raise InputError(

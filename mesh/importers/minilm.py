@@ -100,7 +100,7 @@ def embed(mesh: Runner, sentences: Sequence[str], strategy: str = "auto") -> NDA
 def embed_batches(
     mesh: Runner, model: Encoder, work: Iterable[Batch], strategy: str = "auto", ahead: int = 6
 ) -> Iterator[Embedded]:
-    """The batches' embeddings, in order; `ahead` calls are under way at once, so that stages overlap."""
+    """The batches' embeddings, in order; `ahead` calls are in flight at once, so that stages overlap."""
     waiting: list[tuple[Batch, Any]] = []
     for batch in work:
         waiting.append((batch, mesh.submit(encode, model, batch.ids, batch.mask, strategy=strategy)))

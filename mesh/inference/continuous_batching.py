@@ -2,7 +2,7 @@
 
 Texts wait, take a free slot, are read from their prompt, go on token by token, and leave; others go on meanwhile.
 Steps are asked for before the ones ahead of them were answered: what a step chooses, the next one takes over on the
-workers.  Whoever ends leaves steps behind that are under way; their answers are nobody's.
+workers.  Whoever ends leaves steps behind that are in flight; their answers are nobody's.
 
 Keys and values lie in pages (`kv_pages.py`).  A text begins with the pages that are found for it, and takes others as
 it grows.  Where none is left, the text that came last gives its pages back and waits: it is read again, with the tokens
@@ -163,14 +163,14 @@ class _Text:
     request: TextRequest
     tokens: list[int]  # the prompt, and what was chosen
     fed: int = 0  # how many positions the steps asked for fill
-    coming: int = 0  # tokens that steps under way will choose
+    coming: int = 0  # tokens that steps in flight will choose
     pages: list[int] = field(default_factory=list)
     published: int = 0  # how many of the pages others may find
     keys: list[bytes] = field(default_factory=list)  # of the pages that the tokens fill
     cached: int | None = None  # how many tokens were found when it began; None before that
     speculates: bool = False  # waits for drafts before each step
     drafts: tuple[int, ...] | None = None  # None: a drafter has said nothing yet
-    checking: tuple[int, ...] = ()  # the drafts of the step under way
+    checking: tuple[int, ...] = ()  # the drafts of the step in flight
     sure: int | None = None  # of a text that drafts: so many of its tokens are known to be true
     goal: int | None = None  # of a text that drafts: it rests with so many tokens
 
@@ -292,7 +292,7 @@ class Slots:
     put_back: int = 0  # how often a text gave its pages back
     checked: list[Checked] = field(default_factory=list)  # what steps said of drafts; whoever wants to know clears it
     _texts: list[_Text | None] = field(default_factory=list)
-    _under_way: deque[list[_Text | None]] = field(default_factory=deque)
+    _in_flight: deque[list[_Text | None]] = field(default_factory=deque)
     _roomy: int = 0  # steps since the room was needed
 
     def __post_init__(self) -> None:
@@ -301,9 +301,9 @@ class Slots:
         self._texts = [None]
 
     @property
-    def under_way(self) -> int:
+    def in_flight(self) -> int:
         """Steps that were asked for and not answered."""
-        return len(self._under_way)
+        return len(self._in_flight)
 
     @property
     def active(self) -> int:
@@ -358,7 +358,7 @@ class Slots:
                 self._end(slot, text)
 
     def carried(self, waiting: bool = False) -> list[Carried]:
-        """Take all texts out, or those that are waiting alone, the first ones first; answers under way are nobody's."""
+        """Take all texts out, or those that are waiting alone, the first ones first; answers in flight are nobody's."""
         there = [] if waiting else sorted([text for text in self._texts if text is not None], key=_number)
         for text in there:
             self._end(self._texts.index(text), text)
@@ -404,8 +404,8 @@ class Slots:
         return tuple([slot for slot in slots if self._texts[slot] is not None])
 
     def moved(self, room: Room, order: tuple[int, ...] | None = None) -> None:
-        """The batch has another room now, with what was in these slots (None: in all); no step is under way."""
-        assert not self._under_way
+        """The batch has another room now, with what was in these slots (None: in all); no step is in flight."""
+        assert not self._in_flight
         texts = [self._texts[slot] for slot in (self.order(room) if order is None else order)]
         self._texts = texts + [None] * (room.slots - len(texts))
         self.pages.grow(room.pages)
@@ -414,7 +414,7 @@ class Slots:
 
     def lost(self, room: Room | None = None) -> None:
         """Nothing is left of the state, and no step will be answered: all texts are read again, in `room`."""
-        self._under_way.clear()
+        self._in_flight.clear()
         self.room = room or self.room
         again = [text.again() for text in self._texts if text is not None]
         self.waiting.extendleft(sorted(again, key=_number, reverse=True))
@@ -445,18 +445,18 @@ class Slots:
                 choosing[slot] = self._give(feeds, slot, text, shares[text])
         if not feeds.count.any():
             return None
-        self._under_way.append(choosing)
+        self._in_flight.append(choosing)
         self._roomy = 0 if self._needed() == self.room else self._roomy + 1
         return feeds
 
     def answer(
         self, chosen: Sequence[int] | Sequence[Sequence[int]], scores: Sequence[Score | None] | None = None
     ) -> list[ChosenToken]:
-        """The oldest step under way chose these tokens, by slots, where it checked drafts those behind each of them,
+        """The oldest step in flight chose these tokens, by slots, where it checked drafts those behind each of them,
         too; `scores` if it has any."""
         tokens: list[ChosenToken] = []
         rows = np.asarray(chosen).reshape(len(chosen), -1).tolist()
-        for slot, (text, row) in enumerate(zip(self._under_way.popleft(), rows, strict=True)):
+        for slot, (text, row) in enumerate(zip(self._in_flight.popleft(), rows, strict=True)):
             if text is None or text not in self._texts:
                 continue
             text.coming -= 1
@@ -473,7 +473,7 @@ class Slots:
         return tokens
 
     def _accepted(self, text: _Text, chosen: Sequence[int]) -> int:
-        """How many of the drafts under way are what the step chose; nothing was read behind these."""
+        """How many of the drafts in flight are what the step chose; nothing was read behind these."""
         drafts, text.checking = text.checking, ()
         if not drafts:
             return 0
@@ -540,7 +540,7 @@ class Slots:
         """Give a text pages for its next tokens; where there are none, drafts that have no place are dropped, and then
         the text that came last is put back.
 
-        False if it has to wait: a step under way may end a text, and its own token would be lost."""
+        False if it has to wait: a step in flight may end a text, and its own token would be lost."""
         while not self._take(text, self._until(text)):
             if text.drafts:
                 text.drafts = text.drafts[: max(0, len(text.pages) * PAGE - text.fed - 1)]

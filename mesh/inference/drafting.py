@@ -103,7 +103,7 @@ class Drafter:
         )  # a round begins with the last token, and with the last draft where all were right
         self._patience_s, self._patient = patience_s, patience_s == math.inf
         self._times = StepTimes()
-        self._told = ""  # the last error of the drafter that was logged
+        self._logged_error = ""  # the last error of the drafter that was logged
         self._texts: dict[int, _Text] = {}
         self._asked: dict[int, _Text] = {}  # those that wait for drafts
         self._news: Callable[[], None] = lambda: None
@@ -138,13 +138,13 @@ class Drafter:
         if text is not None and text.stream is not None:
             text.stream.cancel()
 
-    def answered(self, slots: Slots, told: Sequence[ChosenToken]) -> None:
+    def answered(self, slots: Slots, tokens: Sequence[ChosenToken]) -> None:
         """A step of the target was answered."""
         for checked in slots.checked:
             self.speculation.checked(checked.number, checked.drafted, checked.accepted)
         drafted = {checked.number for checked in slots.checked}
         slots.checked.clear()
-        for chosen in told:
+        for chosen in tokens:
             text = self._texts[chosen.number]
             text.tokens.append(chosen.token)
             may = len(text.tokens) < text.room and self._few(slots)
@@ -219,8 +219,8 @@ class Drafter:
         """The drafter chose a token of a text, or its text is over (None), or failed."""
         if not isinstance(chosen, ChosenToken):
             text.stream, text.ready = None, False
-            if chosen is not None and str(chosen) != self._told:
-                self._told = str(chosen)
+            if chosen is not None and str(chosen) != self._logged_error:
+                self._logged_error = str(chosen)
                 log.warning("a drafter failed, and texts go on without drafts for a while: %s", chosen)
         elif not text.ready:
             text.ready = True
@@ -235,7 +235,7 @@ class Drafter:
 @dataclass(slots=True, eq=False)
 class _Text:
     """A text of the target.  `stream` is its text in the drafter's batch, which has room for so many tokens in all, and
-    is `ready` once that has read it; of the round under way `wanted` drafts are to come, and `drafts` came."""
+    is `ready` once that has read it; of the round in flight `wanted` drafts are to come, and `drafts` came."""
 
     request: TextRequest
     tokens: list[int]

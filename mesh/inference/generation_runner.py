@@ -14,11 +14,13 @@ import itertools
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wire.errors import Cancelled, InputError, NodeLost, OutOfMemory, PlacementError, QueueFull
+from wire.errors import Cancelled, InputError, NodeLost, NoSuchDevice, OutOfMemory, PlacementError, QueueFull
+from wire.policy.strategies import DeviceMap, strategy_of
 from wire.system.memory import default_budget
 from wire.system.tasks import as_error
 
@@ -33,6 +35,7 @@ from ..util.units import counted, size_text
 from . import kv_cache_step, logit_adjustment, sampling
 from .continuous_batching import PAGES_MIN, Carried, ChosenToken, Feeds, Guide, Slots, TextRequest, bucket
 from .kv_pages import PAGE, pages_for
+from .layer_placement import experts_together, with_state
 from .logit_adjustment import LogitAdjustment
 from .replica_router import Load
 from .settings import GREEDY, Room, Sampling, by_rows
@@ -99,7 +102,7 @@ class TokenStream:
         self._news = asyncio.Event()
 
     def __repr__(self) -> str:
-        ended = self.reason or ("failed" if self._error is not None else "under way")
+        ended = self.reason or ("failed" if self._error is not None else "running")
         return f"<TokenStream: {ended}, {counted(len(self._ready), 'token')} ready>"
 
     def __aiter__(self) -> AsyncIterator[int]:
@@ -300,7 +303,7 @@ class Generating:
         self._fruitless = 0  # sessions that were lost since the last answer
         self._fitting: Room | None = None  # the last one that a step was answered in
         self._too_large: Exception | None = None  # what was said of the last pool that did not fit the workers
-        self._asked: deque[tuple[float, str]] = deque()  # when each step under way was asked for, and its kind
+        self._asked: deque[tuple[float, str]] = deque()  # when each step in flight was asked for, and its kind
         self._answered_s = 0.0  # when the last answer came
         if drafter is not None:
             drafter.serve(self._news.set)
@@ -646,7 +649,7 @@ class Generating:
         ('sim-0',)
         """
         stepping = await self._stepping(self._slots.room)
-        return await self._mesh.plan(stepping.work.graph, strategy=self._options.strategy, copies=self._options.copies)
+        return await self._mesh.plan(stepping.work.graph, strategy=stepping.work.strategy, copies=self._options.copies)
 
     def leave(self, number: int) -> None:
         """Want no more of a text.
@@ -701,7 +704,9 @@ class Generating:
         self._fruitless += 1
         self._rebuilt += 1
         alone = self._fruitless > 1 and not self._mesh.live()  # the second session has waited for somebody
-        if not isinstance(error, NodeLost) or alone or self._fruitless > REBUILDS_MAX:
+        # a replica stays where its workers were gone and are back: the session failed in between
+        gone = isinstance(error, NodeLost) or (self._elsewhere is not None and isinstance(error, NoSuchDevice))
+        if not gone or alone or self._fruitless > REBUILDS_MAX:
             self._fail_all(error)  # it belongs to those whose texts it ends
 
     def _is_too_large(self, error: Exception) -> bool:
@@ -711,7 +716,7 @@ class Generating:
         else, as after the death of a worker, one of half the size.
         """
         slots, fitting = self._slots, self._fitting
-        if not isinstance(error, PlacementError | OutOfMemory):
+        if not isinstance(error, PlacementError | OutOfMemory) or isinstance(error, NoSuchDevice):
             return False
         if fitting is not None and slots.room.pages > fitting.pages:
             between = (slots.room.pages + fitting.pages) // 2
@@ -739,7 +744,7 @@ class Generating:
         elif self._session is None or room != slots.room:
             await self._settle()
             await self._open(slots.wanted())
-        elif slots.under_way < AHEAD and (feeds := slots.ask()) is not None:
+        elif slots.in_flight < AHEAD and (feeds := slots.ask()) is not None:
             self._answers.append(self._session.step(*self._arguments(feeds)))
             self._asked.append((self._now_s(), kind_of(feeds)))
         elif self._answers:
@@ -766,11 +771,11 @@ class Generating:
         self._fitting = self._slots.room
         answer = np.asarray(chosen)
         tokens, scores = (answer[:, 0], sampling.read_scores(answer)) if self._detailed else (answer, None)
-        told = self._slots.answer(tokens.tolist(), scores)
+        chosen = self._slots.answer(tokens.tolist(), scores)
         self._measure()
         if self._drafter is not None:
-            self._drafter.answered(self._slots, told)
-        for token in told:
+            self._drafter.answered(self._slots, chosen)
+        for token in chosen:
             self._tell(token)
 
     def _measure(self) -> None:
@@ -820,11 +825,16 @@ class Generating:
         key = room, options.strategy
         if key not in self._steppings:
             decoder = self._text.decoder
-            step = kv_cache_step.stepper(decoder, room, self._params, self._detailed, self._drafts_max)
+            layers = strategy_of(options.strategy)
+            together: kv_cache_step.Together = kv_cache_step.with_the_layer
+            if isinstance(layers, DeviceMap):
+                together = partial(experts_together, layers, sorted(self._params))
+            step = kv_cache_step.stepper(decoder, room, self._params, self._detailed, self._drafts_max, together)
             empty = kv_cache_step.empty(decoder, room, self._dtype)
-            self._steppings[key] = await asyncio.to_thread(
-                self._mesh.stepping, step, empty, self._example(room), options
-            )
+            stepping = await asyncio.to_thread(self._mesh.stepping, step, empty, self._example(room), options)
+            if isinstance(layers, DeviceMap):
+                stepping.place(with_state(layers, stepping.graph).text)
+            self._steppings[key] = stepping
             if len(self._steppings) > ROOMS_MAX:
                 self._steppings.popitem(last=False)
         self._steppings.move_to_end(key)

@@ -8,6 +8,9 @@ token the layers compute no more than that.  Where few have many, a token of eac
 behind each other (Yu et al., 2022, "Orca").  Attention reads as many pages as the longest text has, rounded up to a
 power of two.  Each of these numbers has a branch of its own, so that one program does for texts of all lengths.
 
+Tokens lie without gaps as the branch of a step computes them, and zeros behind them: a hop to the next worker carries
+the tokens that are there, not the room for more.
+
 A step may check drafts (`speculation.py`): tokens of which a drafter says that they follow.  They stand behind a text's
 last token, a branch computes that many columns, and a token is chosen behind each of them.
 
@@ -16,7 +19,7 @@ What is written behind a text's end is never looked at before it is overwritten,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -31,7 +34,7 @@ from wire.ir.types import TensorType
 from .. import numpy as mnp
 from ..core.array import Array, apply
 from ..core.handle import Handle
-from ..models.decoder import Decoder, Scores, attended
+from ..models.decoder import Attend, Decoder, Mixture, Scores, attended
 from ..transforms.control_flow import cond
 from . import sampling
 from .kv_pages import PAGE, pages_for
@@ -85,66 +88,95 @@ def feeds(
     `follow` the first one is what the step before chose; the pages of each text (slots, pages).
 
     They are tokens, their positions, and whose last token stands in their place (-1: nobody's), as they are laid out:
-    each i32 (slots, chunk).  Then start and count, the place of the first token of each text, the slots of the few that
-    have many tokens where the others have one, and the pages.  Then, for every number of columns but the last, for the
-    few, and for every width but the last, whether it does for all texts.  Last, where a step may check drafts, how many
-    of the tokens that are meant are drafts."""
+    each i32 (slots * chunk,).  Then how many of these are computed, start and count, the place of the first token of
+    each text, the slots of the few that have many tokens where the others have one, and the pages.  Then, for every
+    number of columns but the last, for the few, and for every width but the last, whether it does for all texts.  Last,
+    where a step may check drafts, how many of the tokens that are meant are drafts."""
     assert ids.shape == (room.slots, room.chunk) and table.shape == (room.slots, pages_for(room.length))
     most, longest = int(np.max(count)), pages_for(int(np.max((start + count) * (count > 0))))
     few = [most <= number for number in columns(room)[:-1]]
     near = tuple([np.bool_(longest <= width) for width in widths(room)[:-1]])
     positions = np.add(start[:, None], np.arange(room.chunk), dtype=np.int32)
-    first = np.arange(room.slots, dtype=np.int32) * room.chunk
     readers, many = np.full(room.readers, room.slots, np.int32), np.nonzero(count > 1)[0]
     mixed = many.size <= room.readers and not any(few)
     if mixed:
         readers[: many.size] = many
         first = np.arange(room.slots, dtype=np.int32)
         first[many] = room.slots + np.arange(many.size) * room.chunk
-        ids, positions = _laid(ids, many), _laid(positions, many)
-    source = np.full(room.slots * room.chunk, -1, np.int32)
+        used = room.slots + room.readers * room.chunk
+        laid = _laid(ids.size, ids[:, 0], ids[many]), _laid(ids.size, positions[:, 0], positions[many])
+    else:
+        number = min(each for each in columns(room) if most <= each)
+        first, used = np.arange(room.slots, dtype=np.int32) * number, room.slots * number
+        laid = _laid(ids.size, ids[:, :number]), _laid(ids.size, positions[:, :number])
+    source = np.full(ids.size, -1, np.int32)
     source[first[follow]] = np.nonzero(follow)[0]
     does = tuple([np.bool_(each) for each in (*few, *((mixed,) if room.readers else ()))])
     return (
-        ids, positions, source.reshape(ids.shape), start, count, first, readers, table, how, does, near,
+        *laid, source, np.int32(used), start, count, first, readers, table, how, does, near,
         *(() if drafts is None else (drafts,)),
     )  # fmt: skip
 
 
-def _laid(array: NDArray[np.int32], many: NDArray[np.intp]) -> NDArray[np.int32]:
-    """The first column of an array, then whole rows of it, in an array of the same shape."""
-    laid = np.zeros(array.size, np.int32)
-    laid[: len(array)] = array[:, 0]
-    laid[len(array) : len(array) + many.size * array.shape[1]] = array[many].reshape(-1)
-    return laid.reshape(array.shape)
+def _laid(size: int, *arrays: NDArray[np.int32]) -> NDArray[np.int32]:
+    """What arrays have, one behind the other, and zeros behind them."""
+    laid, end = np.zeros(size, np.int32), 0
+    for array in arrays:
+        laid[end : end + array.size] = array.reshape(-1)
+        end += array.size
+    return laid
+
+
+Together = Callable[[Sequence[str]], Sequence[tuple[int, int]]]
+"""From the names of a layer's experts to runs of them, each (begin, end), that are computed together; none where they
+are computed with the rest of the layer."""
+
+
+def with_the_layer(names: Sequence[str]) -> tuple[tuple[int, int], ...]:
+    """No expert apart."""
+    return ()
 
 
 def stepper(
-    decoder: Decoder, room: Room, params: Mapping[str, Array], detailed: bool = False, drafts_max: int = 0
-) -> Callable[..., tuple[State, Array]]:
+    decoder: Decoder, room: Room, params: Mapping[str, Array], detailed: bool = False, drafts_max: int = 0,
+    together: Together = with_the_layer,
+) -> Callable[..., tuple[State, Array]]:  # fmt: skip
     """`step(state, *feeds)` gives the next state and the token i32 (slots,) chosen behind every text; a detailed one
     takes `sampling.limits` too, may take `logit_adjustment.fed`, and gives what `sampling.scored` makes.  One that may
     check drafts gives i32 (slots, 1 + drafts_max): what is chosen behind the last token that is no draft, and behind
-    each draft."""
+    each draft.  Experts that are not `together` with their layer may be placed elsewhere: each run of them is a branch
+    of its own."""
     assert drafts_max < room.chunk and not (drafts_max and detailed)
 
     def step(
-        state: State, ids: Array, positions: Array, source: Array, start: Array, count: Array, first: Array,
-        readers: Array, table: Array, how: Any, does: tuple[Array, ...], near: tuple[Array, ...],
+        state: State, ids: Array, positions: Array, source: Array, used: Array, start: Array, count: Array,
+        first: Array, readers: Array, table: Array, how: Any, does: tuple[Array, ...], near: tuple[Array, ...],
         drafts: Array | None = None,
     ) -> tuple[State, Array]:  # fmt: skip
         last = apply("gather", state[LAST], mnp.maximum(source, 0), axis=0, batch_dims=0)
-        x = decoder.embed(params, mnp.where(source >= 0, last, ids), positions)
+        x = decoder.embed(params, mnp.where(source >= 0, last, ids)[:, None], positions[:, None])[:, 0]
+        x = mnp.where(mnp.arange(x.shape[0])[:, None] < used, x, mnp.zeros((), dtype=x.dtype))
         computed: list[Computed] = [partial(_few_columns, number, start, count, table) for number in columns(room)]
         if room.readers:
             computed.insert(-1, partial(_few_readers, room.chunk, start, count, readers, table))
         following: State = {}
         for number in range(decoder.layers):
             kept = state[f"keys.{number}"], state[f"values.{number}"]
-            layer = _layer(decoder, number, params, tuple(zip(widths(room), (*near, None), strict=True)))
-            x, *kept = _over(tuple(zip(computed, (*does, None), strict=True)), layer, x, kept)
+            branches = tuple(zip(computed, (*does, None), strict=True))
+            choices = tuple(zip(widths(room), (*near, None), strict=True))
+            mixture = decoder.mixture(number)
+            runs = () if mixture is None else together(mixture.names)
+            if mixture is None or not runs:
+                whole = _layer(decoder.windows[number], choices, partial(_whole, decoder, number, params))
+                x, *kept = _over(branches, whole, (x,), kept)
+            else:
+                begin = _layer(decoder.windows[number], choices, partial(mixture.begin, params))
+                base, y, parts, *kept = _over(branches, begin, (x,), kept)
+                total = mnp.zeros_like(y)
+                for run in runs:
+                    (total,) = _over(branches, _experts(mixture, params, run), (total, y, parts), ())
+                (x,) = _over(branches, _end(mixture, params), (base, y, total), ())
             following[f"keys.{number}"], following[f"values.{number}"] = kept
-        x = mnp.reshape(x, (-1, x.shape[-1]))
         if drafts is not None:
             tokens = _checked(decoder, params, x, start, count, first, drafts, how, drafts_max)
             return {**following, LAST: mnp.where(count > 0, tokens[:, 0], state[LAST])}, tokens
@@ -206,15 +238,18 @@ class _Texts:
         return mnp.reshape(mnp.permute_dims(x, (0, 2, 1, 3)), (self.count, x.shape[1], 1, x.shape[3]))
 
 
-Layer = Callable[[Array, Array, Sequence[_Texts], Array, Array], tuple[Array, ...]]
-"""(x (n, columns, width), positions (n, columns), the texts whose tokens these are, keys, values) to the next x, keys
-and values."""
+Values = tuple[Array, ...]
 
-Computed = Callable[[Layer, Array, Any], tuple[Array, ...]]
-"""What a layer makes of x (slots, chunk, width) and what was kept, where not all of it is computed."""
+Layer = Callable[[Values, Array, Sequence[_Texts], Sequence[Array]], tuple[Values, Sequence[Array]]]
+"""(values (n, columns, width), positions (n, columns), the texts whose tokens these are, what was kept) to what a layer
+or a piece of it makes of them, and the next that is kept."""
+
+Computed = Callable[[Layer, Values, Any], Values]
+"""What a layer makes of values (slots * chunk, width) and what was kept, one after the other, where not all of it is
+computed."""
 
 
-def _over(choices: tuple[tuple[Computed, Array | None], ...], layer: Layer, x: Array, kept: Any) -> Any:
+def _over(choices: tuple[tuple[Computed, Array | None], ...], layer: Layer, values: Values, kept: Any) -> Any:
     """The layer over the first part of its input that does for all texts.
 
     It takes nothing but arguments of the step from outside, which every worker is given: what several layers computed
@@ -222,34 +257,39 @@ def _over(choices: tuple[tuple[Computed, Array | None], ...], layer: Layer, x: A
     """
     (computed, does), *others = choices
     if does is None:
-        return computed(layer, x, kept)
+        return computed(layer, values, kept)
     return cond(
-        does, lambda *kept: computed(layer, x, kept), lambda *kept: tuple(_over(tuple(others), layer, x, kept)), *kept
+        does,
+        lambda *kept: computed(layer, values, kept),
+        lambda *kept: tuple(_over(tuple(others), layer, values, kept)),
+        *kept,
     )
 
 
 def _few_columns(
-    number: int, start: Array, count: Array, table: Array, layer: Layer, x: Array, kept: Any
-) -> tuple[Array, ...]:
+    number: int, start: Array, count: Array, table: Array, layer: Layer, values: Values, kept: Any
+) -> Values:
     """The first columns of each text."""
-    texts = _columns_of(number, start, count, table)
-    computed, *caches = layer(x[:, :number], texts.positions, [texts], *kept)
-    return (computed if number == x.shape[1] else _put_first(x, computed), *caches)
+    texts, slots = _columns_of(number, start, count, table), start.shape[0]
+    near = tuple([mnp.reshape(x[: slots * number], (slots, number, -1)) for x in values])
+    computed, caches = layer(near, texts.positions, [texts], kept)
+    return (*_put_first(values, computed), *caches)
 
 
 def _few_readers(
-    chunk: int, start: Array, count: Array, readers: Array, table: Array, layer: Layer, x: Array, kept: Any
-) -> tuple[Array, ...]:
+    chunk: int, start: Array, count: Array, readers: Array, table: Array, layer: Layer, values: Values, kept: Any
+) -> Values:
     """A token of each text that has one, then all columns of those that have more."""
-    slots, flat = start.shape[0], mnp.reshape(x, (-1, 1, x.shape[-1]))
+    slots = start.shape[0]
     own = [
         apply("gather", each, mnp.minimum(readers, slots - 1), axis=0, batch_dims=0) for each in (start, count, table)
     ]
     one = _columns_of(1, start, mnp.where(count == 1, count, 0), table)
     many = _columns_of(chunk, own[0], mnp.where(readers < slots, own[1], 0), own[2])
     positions = mnp.concat([one.positions, mnp.reshape(many.positions, (-1, 1))], axis=0)
-    computed, *caches = layer(flat[: positions.shape[0]], positions, [one, many], *kept)
-    return (mnp.reshape(_put_first(flat, computed), x.shape), *caches)
+    near = tuple([x[: positions.shape[0], None] for x in values])
+    computed, caches = layer(near, positions, [one, many], kept)
+    return (*_put_first(values, computed), *caches)
 
 
 def _columns_of(number: int, start: Array, count: Array, table: Array) -> _Texts:
@@ -257,13 +297,43 @@ def _columns_of(number: int, start: Array, count: Array, table: Array) -> _Texts
     return _Texts(start[:, None] + column, column < count[:, None], table)
 
 
-def _put_first(x: Array, computed: Array) -> Array:
-    return apply("dynamic_update_slice", x, computed, mnp.asarray(np.zeros(3, np.int32)))
+def _put_first(values: Values, computed: Values) -> Iterator[Array]:
+    """What was computed, each (tokens, width), with zeros behind: in place of values, which have them, where it can."""
+    tokens, start = values[0].shape[0], mnp.asarray(np.zeros(2, np.int32))
+    for place, each in enumerate(computed):
+        rows = mnp.reshape(each, (-1, each.shape[-1]))
+        if rows.shape[0] == tokens:
+            yield rows
+        elif place < len(values) and values[place].type == TensorType((tokens, rows.shape[1]), rows.type.dtype):
+            yield apply("dynamic_update_slice", values[place], rows, start)
+        else:
+            yield mnp.pad(rows, ((0, tokens - rows.shape[0]), (0, 0)))
 
 
-def _layer(decoder: Decoder, number: int, params: Mapping[str, Array], choices: Choices) -> Layer:
-    """A layer that reads and extends what was kept."""
-    window = decoder.windows[number]
+def _whole(
+    decoder: Decoder, number: int, params: Mapping[str, Array], x: Array, positions: Array, attend: Attend
+) -> tuple[Array]:
+    return (decoder.layer(params, number, x, positions, attend),)
+
+
+def _experts(mixture: Mixture, params: Mapping[str, Array], run: tuple[int, int]) -> Layer:
+    """Experts of a run, added to a total."""
+
+    def layer(values: Values, *_: object) -> tuple[Values, Sequence[Array]]:
+        total, y, parts = values
+        for which in range(*run):
+            total = mixture.expert(params, which, y, parts, total)
+        return (total,), ()
+
+    return layer
+
+
+def _end(mixture: Mixture, params: Mapping[str, Array]) -> Layer:
+    return lambda values, *_: ((mixture.end(params, *values),), ())
+
+
+def _layer(window: int | None, choices: Choices, compute: Callable[[Array, Array, Attend], Values]) -> Layer:
+    """A layer, or the piece of it that attends: it reads and extends what was kept."""
 
     def looked_up(texts: _Texts, q: Array, caches: Sequence[Array], scores: Scores) -> Array:
         def over(width: int) -> Array:
@@ -276,11 +346,13 @@ def _layer(decoder: Decoder, number: int, params: Mapping[str, Array], choices: 
 
         return _first(choices, over)
 
-    def layer(x: Array, positions: Array, groups: Sequence[_Texts], keys: Array, values: Array) -> tuple[Array, ...]:
-        caches = [keys, values]
+    def layer(
+        values: Values, positions: Array, groups: Sequence[_Texts], kept: Sequence[Array]
+    ) -> tuple[Values, Sequence[Array]]:
+        caches, shape = list(kept), kept[0].shape
 
         def of(texts: _Texts, scores: Scores, q: Array, k: Array, v: Array) -> Array:
-            places = _places(keys.shape, texts.table, texts.positions, texts.meant)
+            places = _places(shape, texts.table, texts.positions, texts.meant)
             caches[:] = [_written(old, new, places) for old, new in zip(caches, (k, v), strict=True)]
             return looked_up(texts, q, caches, scores)
 
@@ -294,8 +366,8 @@ def _layer(decoder: Decoder, number: int, params: Mapping[str, Array], choices: 
                 looked.append(texts.by_tokens(of(texts, scores, *own)))
             return mnp.concat(looked, axis=0)
 
-        x = decoder.layer(params, number, x, positions, attend)
-        return x, *caches
+        (x,) = values
+        return compute(x, positions, attend), caches
 
     return layer
 

@@ -16,7 +16,7 @@ from enum import Enum
 from typing import Any
 
 from wire.errors import Cancelled, MeshError, PlacementError
-from wire.policy.strategies import Strategy, strategy_of
+from wire.policy.strategies import DeviceMap, Strategy, strategy_of
 from wire.system.memory import default_budget
 from wire.units import counted
 
@@ -28,6 +28,7 @@ from .continuous_batching import Guide
 from .drafting import divided, drafter_model, drafter_of
 from .generation_runner import KV_SHARE, Elsewhere, Generating, Moving, TokenStream, pages_in, text_of
 from .kv_pages import PAGE, prefix_keys
+from .layer_placement import check_whole
 from .logit_adjustment import LogitAdjustment
 from .replica_groups import Group, Machine, regrouped, stands_apart
 from .replica_router import Load, chosen
@@ -90,6 +91,8 @@ class ReplicaSet:
         self._mesh, self._model, self._options, self._draft = mesh, model, options, draft
         self._queue, self._kinds = queue, kinds
         asked = options.strategy if isinstance(options.strategy, Strategy) else strategy_of(options.strategy)
+        if isinstance(asked, DeviceMap):
+            check_whole(asked, model.weights)
         self._asked: Strategy = asked
         self._needed_bytes = int(WEIGHTS_ROOM * sum(weight.nbytes for weight in model.weights.values()))
         self._apart = int(options.replicas) > 1 and stands_apart(asked)
@@ -110,7 +113,7 @@ class ReplicaSet:
         look_s: float = LOOK_S,
     ) -> ReplicaSet:  # fmt: skip
         """A set for the workers that there are, at which it looks every `look_s`; InputError if a replica's memory does
-        not hold one page, or the drafter of the options cannot draft for the model."""
+        not hold one page, the drafter of the options cannot draft for the model, or a map of layers lacks some."""
         made = cls(mesh, model, options, queue, kinds, await drafter_model(mesh, model, options))
         machines = await made._machines()
         made._apart = made._apart and bool(machines)

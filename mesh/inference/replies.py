@@ -102,7 +102,7 @@ class Reply:
         self._writing = writing
 
     def __repr__(self) -> str:
-        return f"<Reply: {counted(len(self.tokens), 'token')}, {self.reason or 'under way'}>"
+        return f"<Reply: {counted(len(self.tokens), 'token')}, {self.reason or 'running'}>"
 
     def __aiter__(self) -> AsyncIterator[Any]:
         return self

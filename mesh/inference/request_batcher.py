@@ -2,7 +2,7 @@
 
 Requests of one kind (their arguments are alike but for the number of rows) may share a batch of up to `rows_max` rows.
 A batch is begun when it is full, when its oldest request has waited `wait_s`, or when more than `queue_max` wait beside
-it; so long as `batches_max` are under way none is, and requests gather.  Then more than `queue_max` are refused.  Times
+it; so long as `batches_max` are in flight none is, and requests gather.  Then more than `queue_max` are refused.  Times
 come with the calls.
 """
 
@@ -31,12 +31,12 @@ class Batcher:
     queue_max: int
     batches_max: int
     waiting: dict[int, Waiting] = field(default_factory=dict)  # the oldest first
-    under_way: int = 0
+    in_flight: int = 0
 
     @property
     def full(self) -> bool:
         """Whether a request has to be refused: nothing can be begun, and as many wait as may."""
-        return self.under_way >= self.batches_max and len(self.waiting) >= self.queue_max
+        return self.in_flight >= self.batches_max and len(self.waiting) >= self.queue_max
 
     def add(self, request: Waiting) -> None:
         """A request comes; whoever calls has seen that there is room."""
@@ -48,8 +48,8 @@ class Batcher:
         return self.waiting.pop(number, None) is not None
 
     def take(self, now: float) -> list[Waiting]:
-        """Take the requests of the next batch, which is then under way; none if none is due."""
-        if self.under_way >= self.batches_max:
+        """Take the requests of the next batch, which is then in flight; none if none is due."""
+        if self.in_flight >= self.batches_max:
             return []
         for first in self.waiting.values():
             batch, full = self._with(first)
@@ -57,17 +57,17 @@ class Batcher:
             if full or crowded or now >= first.since_s + self.wait_s:
                 for request in batch:
                     del self.waiting[request.number]
-                self.under_way += 1
+                self.in_flight += 1
                 return batch
         return []
 
     def done(self) -> None:
         """A batch is over."""
-        self.under_way -= 1
+        self.in_flight -= 1
 
     def next_deadline(self) -> float | None:
-        """The time when a batch that is not full is due; None if there is none, or all wait for batches under way."""
-        if self.under_way >= self.batches_max or not self.waiting:
+        """The time when a batch that is not full is due; None if there is none, or all wait for batches in flight."""
+        if self.in_flight >= self.batches_max or not self.waiting:
             return None
         return next(iter(self.waiting.values())).since_s + self.wait_s
 

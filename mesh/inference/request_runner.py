@@ -1,4 +1,4 @@
-"""Request runner: one model's requests, batched, several batches under way.
+"""Request runner: one model's requests, batched, several batches in flight.
 
 It performs what `request_batcher.py` decides.  A batch is padded to a power of two with rows of its own, so that few
 graphs serve all; rows must not depend on each other.  What befalls the workers is the mesh's matter: a call goes on
@@ -201,7 +201,7 @@ class RequestRunner:
             self._forget_oldest()
 
     def _forget_oldest(self) -> None:
-        """A call of it that is under way ends first."""
+        """A call of it that is in flight ends first."""
         self._mesh.forget(self._works.popitem(last=False)[1])
 
     def _together(self, batch: list[_Request]) -> tuple[Any, ...]:

@@ -27,7 +27,7 @@ from ..core.call_arguments import merge_arguments
 from ..models.load import load
 from ..models.model import Model, Prompt, Stop
 from ..transforms.graph_function import graph_function
-from ..util.did_you_mean import optioned, spelt
+from ..util.did_you_mean import names_checked, optioned
 from .generation_runner import text_of
 from .replica_set import ReplicaSet
 from .replies import Reply, Request
@@ -114,7 +114,7 @@ class AsyncInferenceServer:
      [4. 4.]] ['double']
     """
 
-    @spelt
+    @names_checked
     def __init__(self, mesh: AsyncMesh) -> None:
         if not isinstance(mesh, AsyncMesh):
             use = "InferenceServer is for a mesh.Mesh" if isinstance(mesh, Mesh) else "Use AsyncMesh.connect()"
@@ -215,8 +215,8 @@ class AsyncInferenceServer:
     async def _serve(self, name: str, model: Source, options: Options) -> None:
         """Serve a model, with the options as one value."""
         self._check_open()
-        if not isinstance(name, str) or not name:
-            raise InputError(f"a model's name is a str, got {name!r}")
+        if not isinstance(name, str) or not name or not name.isprintable():
+            raise InputError(f"a model's name has one or more characters that print, got {name!r:.80}")
         if name in self._models or name in self._loading:
             raise InputError(f"a model is called {name!r} already", next_step="Unload it first, or choose another name")
         self._loading.add(name)
@@ -233,7 +233,7 @@ class AsyncInferenceServer:
         finally:
             self._loading.discard(name)
 
-    @spelt
+    @names_checked
     async def infer(self, name: str, /, *inputs: Any, **named: Any) -> Any:
         """Compute a model's outputs; cancel the task to want them no more.
 
@@ -334,7 +334,7 @@ class AsyncInferenceServer:
         """Begin to go on with a prompt, with the options as one value."""
         return self._served(name).begin(prompt, request)
 
-    @spelt
+    @names_checked
     def loaded_models(self) -> tuple[LoadedModel, ...]:
         """List the models with what they do now.
 
@@ -343,9 +343,9 @@ class AsyncInferenceServer:
         tuple of LoadedModel
             The models, by name.
         """
-        return tuple([served.told(name) for name, served in sorted(self._models.items())])
+        return tuple([served.report(name) for name, served in sorted(self._models.items())])
 
-    @spelt
+    @names_checked
     async def unload_model(self, name: str) -> None:
         """Cancel what is asked of a model, and free what it has on the workers.
 
@@ -420,7 +420,7 @@ class InferenceServer:
     ['double']
     """
 
-    @spelt
+    @names_checked
     def __init__(self, mesh: Mesh) -> None:
         if not isinstance(mesh, Mesh):
             use = "AsyncInferenceServer is for those" if isinstance(mesh, AsyncMesh) else "Use Mesh.builder()...build()"
@@ -511,7 +511,7 @@ class InferenceServer:
         )  # fmt: skip
         self._mesh.wait(self._async._serve(name, model, options))
 
-    @spelt
+    @names_checked
     def infer(self, name: str, /, *inputs: Any, **named: Any) -> Any:
         """Compute a model's outputs.
 
@@ -612,7 +612,7 @@ class InferenceServer:
         reply = self._mesh.wait(_soon(lambda: self._async._begin(name, prompt, request)))
         return self._pieces(reply) if stream else self._mesh.wait(reply.all())
 
-    @spelt
+    @names_checked
     def loaded_models(self) -> tuple[LoadedModel, ...]:
         """List the models with what they do now.
 
@@ -623,7 +623,7 @@ class InferenceServer:
         """
         return self._mesh.wait(_soon(self._async.loaded_models))
 
-    @spelt
+    @names_checked
     def unload_model(self, name: str) -> None:
         """Cancel what is asked of a model, and free what it has on the workers.
 
@@ -686,7 +686,7 @@ class _ServedModel:
         assert self.replicas is not None
         return request.begin(self.replicas, self._tokenizer, prompt)
 
-    def told(self, name: str) -> LoadedModel:
+    def report(self, name: str) -> LoadedModel:
         """What the model does now."""
         weights = self.model.weights.values() if isinstance(self.model, Model) else ()
         texts, steps = (self.replicas.active, self.replicas.steps) if self.replicas is not None else (0, 0)

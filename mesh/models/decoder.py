@@ -46,9 +46,31 @@ Attend = Callable[[int, Array, Array, Array, Scores], Array]
 
 
 @dataclass(frozen=True, slots=True)
+class Mixture:
+    """A layer with experts in three pieces, so that experts may be computed elsewhere than the rest of it.
+
+    `begin(params, x, positions, attend)` is all up to the experts, as in `Decoder.layer`: what they are added to, what
+    they take (batch, n, width), and how much of each a token gets (batch, n, experts).  `expert(params, number, y,
+    parts, total)` adds one to the total (batch, n, width), which begins at zeros; they are added in their order.
+    `end(params, base, y, total)` gives the next x.  `names` are those that the weights of each expert are below.
+    """
+
+    begin: Callable[[Params, Array, Array, Attend], tuple[Array, Array, Array]]
+    expert: Callable[[Params, int, Array, Array, Array], Array]
+    end: Callable[[Params, Array, Array, Array], Array]
+    names: tuple[str, ...]
+
+
+def no_mixture(number: int) -> None:
+    """A layer without experts."""
+
+
+@dataclass(frozen=True, slots=True)
 class Decoder:
     """`embed(params, ids, positions)` gives x (batch, n, width), `layer(params, number, x, positions, attend)` the
     next x, and `head(params, x)` of x (..., width) logits (..., vocab); ids and positions are i32 (batch, n).
+
+    `mixture(number)` is a layer with experts in pieces, None for a layer that has none.
 
     `positions_max` is how many tokens it was made for, None where nothing says so; `windows` how far each layer looks
     back, None for all the way.  `table` names the weight with a row per token; the model computes in `dtype`, by
@@ -64,6 +86,7 @@ class Decoder:
     positions_max: int | None
     table: str
     dtype: DType | None = None
+    mixture: Callable[[int], Mixture | None] = no_mixture
 
     @property
     def layers(self) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 from wire.errors import ConfigError, InputError
 
 from .model import Model
-from .store import located, whole_model
+from .store import located, path_of, whole_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +95,9 @@ def load(source: Any, dims: Mapping[str, int] | None = None, *, follow_links: bo
     >>> model(np.array([1.0, 2.0, 3.0]))
     Array([2., 4., 6.], dtype=float64)
     """
+    if isinstance(source, str | Path):
+        path = path_of(str(source))
     if isinstance(source, str):
-        path = Path(source)
         source = path if any(form.matches(path) for form in FORMATS) else located(source)
     if isinstance(source, Path) and not source.exists():
         raise InputError(f"{source} does not exist")

@@ -37,7 +37,7 @@ from ..numpy.promotion import INT_BOUNDS, as_numpy, asarray
 from ..tracing.trace import graph_of
 from ..util.annotation_checks import checked
 from ..util.argument_checks import value_text
-from ..util.did_you_mean import spelt
+from ..util.did_you_mean import names_checked
 from ..util.lru_cache import GRAPHS_BYTES, GRAPHS_COUNT, Latest, graph_bytes
 from ..util.units import counted
 from .decoder import Text
@@ -232,7 +232,7 @@ class Model:
                for name, handle in self.handles.items()}  # fmt: skip
         return self.arranged(self._function(own, arrays))
 
-    @spelt
+    @names_checked
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],

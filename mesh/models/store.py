@@ -119,12 +119,24 @@ def name_of(text: str) -> ModelName | None:
     return ModelName(found["org"], found["name"], found["part"] or "")
 
 
+def path_of(text: str) -> Path:
+    """A text as a path; InputError for one that is empty, or that the system does not take as a path."""
+    if not text:  # a path of it would be the folder that this process is in
+        raise InputError("no model is named: the text is empty", next_step="Write . for the folder that you are in")
+    path = Path(text)
+    try:
+        path.exists()
+    except OSError as error:
+        raise InputError(f"{text:.200} cannot be a path here", cause=error.strerror or "") from None
+    return path
+
+
 def located(text: str, report: Report | None = None) -> Path:
     """A path that is there; else what the store has by this name, or the hub, whose download calls `report`.
 
     Errors are those of `ModelStore.pull`.  A text that is neither a path that is there nor a name is given as a path.
     """
-    path = Path(text).expanduser()
+    path = path_of(text).expanduser()
     if path.exists() or name_of(text) is None:
         return path
     store = ModelStore()
@@ -173,8 +185,8 @@ class ModelStore:
     def __init__(
         self, folder: str | Path | None = None, limit_bytes: int | None = None, endpoint: str | None = None
     ) -> None:
-        told = folder or os.environ.get("MESH_MODELS")
-        self.folder = Path(told).expanduser() if told else data_root() / "models"
+        chosen = folder or os.environ.get("MESH_MODELS")
+        self.folder = Path(chosen).expanduser() if chosen else data_root() / "models"
         most = os.environ.get("MESH_MODELS_MAX")
         self.limit_bytes = limit_bytes if limit_bytes is not None or not most else parse_size(most)
         self._endpoint = endpoint or os.environ.get("HF_ENDPOINT")
@@ -330,8 +342,8 @@ class ModelStore:
         raise InputError(f"{name!r} is not in the store {self.folder}", next_step="mesh-coord models list shows them")
 
     def _place(self, model: ModelName, revision: str | None) -> Path:
-        told = "" if revision in (None, DEFAULT_REVISION) else f"@{str(revision).replace('/', '--')}"
-        return self.folder / model.org / f"{model.name}{told}"
+        suffix = "" if revision in (None, DEFAULT_REVISION) else f"@{str(revision).replace('/', '--')}"
+        return self.folder / model.org / f"{model.name}{suffix}"
 
     def _stored(self, folder: Path) -> StoredModel:
         notes = _notes(folder)
@@ -369,23 +381,23 @@ class ModelStore:
                 continue
             before = done
 
-            def told(count: int, file: _File = file, before: int = before) -> None:
+            def progressed(count: int, file: _File = file, before: int = before) -> None:
                 if report is not None:
                     report(file.path, count, file.size_bytes, before + count)
 
             part = folder / OWN / f"{file.checksum}.part"
-            self._get(hub, model, commit, file, part, told)
+            self._get(hub, model, commit, file, part, progressed)
             _check(part, file, model)
             part.replace(folder / file.path)
             done += file.size_bytes
-            told(file.size_bytes)
+            progressed(file.size_bytes)
         listed = {file.path: {"size_bytes": file.size_bytes, "checksum": file.checksum} for file in files}
         text = json.dumps({"name": model.repository, "revision": commit, "files": {**known, **listed}}, indent=1)
         Disk().write_whole(folder / PULLED, [text.encode()])
         shutil.rmtree(folder / OWN, ignore_errors=True)
 
     def _get(
-        self, hub: Any, model: ModelName, commit: str, file: _File, part: Path, told: Callable[[int], None]
+        self, hub: Any, model: ModelName, commit: str, file: _File, part: Path, progressed: Callable[[int], None]
     ) -> None:
         """What is missing of a file; what is there of it stays for the next time.
 
@@ -402,7 +414,7 @@ class ModelStore:
         with part.open("ab") as out:
             http_get(
                 place, out, resume_size=out.tell(), headers=headers, expected_size=file.size_bytes,
-                displayed_filename=file.path, tqdm_class=_counting(told),
+                displayed_filename=file.path, tqdm_class=_counting(progressed),
             )  # fmt: skip
 
     def _check_room(self, folder: Path, wanted_bytes: int) -> None:
@@ -559,17 +571,17 @@ def _what_to_load(folder: Path, model: ModelName) -> Path:
 
 
 def _is_there(folder: Path, file: _File, known: dict[str, Any]) -> bool:
-    path, told = folder / file.path, known.get(file.path)
+    path, recorded = folder / file.path, known.get(file.path)
     return (
-        told is not None
-        and told["checksum"] == file.checksum
+        recorded is not None
+        and recorded["checksum"] == file.checksum
         and path.is_file()
         and (path.stat().st_size == file.size_bytes)
     )
 
 
 def _check(part: Path, file: _File, model: ModelName) -> None:
-    """Delete what is not the file that the hub tells, and raise StorageError."""
+    """Delete what is not the file that the hub has, and raise StorageError."""
     size_bytes = part.stat().st_size
     if size_bytes == file.size_bytes and _checksum(part, size_bytes, file.checksum) == file.checksum:
         return
@@ -580,9 +592,9 @@ def _check(part: Path, file: _File, model: ModelName) -> None:
     )
 
 
-def _checksum(path: Path, size_bytes: int, told: str) -> str:
-    """The checksum as the hub tells it: sha256, or the name of a git blob, by its length."""
-    found = hashlib.sha256() if len(told) == 64 else hashlib.sha1(b"blob %d\0" % size_bytes, usedforsecurity=False)
+def _checksum(path: Path, size_bytes: int, expected: str) -> str:
+    """The checksum as the hub has it: sha256, or the name of a git blob, by its length."""
+    found = hashlib.sha256() if len(expected) == 64 else hashlib.sha1(b"blob %d\0" % size_bytes, usedforsecurity=False)
     with path.open("rb") as data:
         while piece := data.read(_READ_BYTES):
             found.update(piece)

@@ -184,7 +184,8 @@ def concrete(array: Array, asker: str) -> np.ndarray[Any, np.dtype[Any]]:
 def as_numpy(value: Any, what: str) -> np.ndarray[Any, np.dtype[Any]]:
     """The memory of any library's array, in this machine's byte order; InputError if it does not give it away."""
     try:
-        array = np.asarray(np.from_dlpack(value) if _by_dlpack_alone(value) else value)
+        plain = type(value) is np.ndarray
+        array = value if plain else np.asarray(np.from_dlpack(value) if _by_dlpack_alone(value) else value)
     except (TypeError, ValueError, RuntimeError, BufferError) as error:  # on a device, sparse, of a dtype of its own
         raise InputError(
             f"{what} is a {type(value).__name__} that does not become a numpy array",

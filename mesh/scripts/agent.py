@@ -24,6 +24,7 @@ import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ async def _run(job: dict[str, Any], incoming: Iterator[dict[str, Any]]) -> None:
         signal.signal(number, lambda *_: None)
 
     def listen() -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: all is done
+        with contextlib.suppress(RuntimeError, CancelledError):  # the loop is closed, or about to be: all is done
             for order in chain(incoming, [{"signal": "SIGTERM"}]):
                 asyncio.run_coroutine_threadsafe(orders.put(order), loop).result()
 

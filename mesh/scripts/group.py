@@ -34,7 +34,7 @@ from worker.collectives.group import Group as Runtime
 
 from .. import tree
 from ..util.argument_checks import axis_of, integer, number, pairs_of, value_text
-from ..util.did_you_mean import spelt
+from ..util.did_you_mean import names_checked
 from .channels import GroupChannels
 from .listening_ports import Door
 from .named_groups import agreed, in_buffers
@@ -148,7 +148,7 @@ class Group:
 
     # -- operations
 
-    @spelt
+    @names_checked
     def all_reduce(self, x: Any, op: str = "sum", weight: float | None = None, timeout_s: float | None = None) -> Any:
         """Reduce the values of all ranks; every rank gets the result.
 
@@ -190,7 +190,7 @@ class Group:
         reduced = in_buffers(leaves, lambda array: self._reduced(array, op, weight, timeout_s))
         return tree.unflatten(structure, [reduced[path] for path, _ in arrays])
 
-    @spelt
+    @names_checked
     def all_gather(self, x: Any, axis: int = 0, tiled: bool = True, timeout_s: float | None = None) -> HostArray:
         """Join the arrays of all ranks; every rank gets the result.
 
@@ -223,7 +223,7 @@ class Group:
         at = _axis(axis, array)
         return self._do("all_gather", lambda group: group.all_gather(array, at), timeout_s)
 
-    @spelt
+    @names_checked
     def reduce_scatter(self, x: Any, axis: int = 0, op: str = "sum", timeout_s: float | None = None) -> HostArray:
         """Reduce the arrays of all ranks; each rank gets its block of the result.
 
@@ -259,7 +259,7 @@ class Group:
         block = self._do("reduce_scatter", lambda group: group.reduce_scatter(array, at, name), timeout_s)
         return _divided(block, self.size) if op == "mean" else block
 
-    @spelt
+    @names_checked
     def all_to_all(
         self, x: Any, split_axis: int = 0, concat_axis: int = 0, tiled: bool = True, timeout_s: float | None = None
     ) -> HostArray:
@@ -301,7 +301,7 @@ class Group:
         received = self._do("all_to_all", lambda group: group.all_to_all(rows, 0, 0), timeout_s)
         return np.moveaxis(received, 0, joined)
 
-    @spelt
+    @names_checked
     def broadcast(self, x: Any, root: int = 0, timeout_s: float | None = None) -> HostArray:
         """Give every rank what one of them has.
 
@@ -330,7 +330,7 @@ class Group:
         array = _native(x)
         return self._do("broadcast", lambda group: group.broadcast_from(array, root), timeout_s)
 
-    @spelt
+    @names_checked
     def permute(self, x: Any, pairs: Sequence[tuple[int, int]], timeout_s: float | None = None) -> HostArray:
         """Send arrays between ranks, by pairs of source and destination.
 
@@ -358,7 +358,7 @@ class Group:
         array, among = _native(x), pairs_of(pairs, self.size)
         return self._do("permute", lambda group: group.permute(array, among), timeout_s)
 
-    @spelt
+    @names_checked
     def send(self, x: Any, to: int, timeout_s: float | None = None) -> None:
         """Give an array to one rank, which calls `recv`.  Other ranks take no part.
 
@@ -391,7 +391,7 @@ class Group:
         array = _native(x)
         self._do("send", lambda group: group.send(array, to), timeout_s)
 
-    @spelt
+    @names_checked
     def recv(self, shape: Sequence[int], dtype: DTypeLike, source: int, timeout_s: float | None = None) -> HostArray:
         """Receive an array that one rank sends.
 
@@ -431,7 +431,7 @@ class Group:
         kind = _type(shape, dtype)
         return self._do("recv", lambda group: group.receive(kind, source), timeout_s)
 
-    @spelt
+    @names_checked
     def recv_like(self, x: Any, source: int, timeout_s: float | None = None) -> HostArray:
         """Receive an array that one rank sends, of the shape and dtype of another array.
 
@@ -469,7 +469,7 @@ class Group:
         like = _native(x)
         return self.recv(like.shape, like.dtype, source, timeout_s)
 
-    @spelt
+    @names_checked
     def barrier(self, timeout_s: float | None = None) -> None:
         """Wait until all ranks have called this.
 
@@ -485,7 +485,7 @@ class Group:
         """
         self._do("barrier", lambda group: group.barrier(), timeout_s)
 
-    @spelt
+    @names_checked
     def split(self, color: int | None, key: int = 0, timeout_s: float | None = None) -> Group | None:
         """Make a group of the ranks with the same color.  All ranks of this group call it.
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from wire.errors import ConfigError
 from wire.system.shared_memory import SharedDir
 
-from ..util.did_you_mean import spelt
+from ..util.did_you_mean import names_checked
 from .rendezvous import Meeting, Note
 from .settings import RankSettings, rank_settings
 
@@ -52,7 +52,7 @@ _world: World | None = None
 _lock = threading.Lock()
 
 
-@spelt
+@names_checked
 def init(
     rank: int | None = None,
     world_size: int | None = None,

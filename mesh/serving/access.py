@@ -6,12 +6,14 @@ this server (DNS rebinding), gives it away.  Both are checked for every method.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
 from .api_error import ApiError
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
+HOST = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(?::[0-9]*)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +48,32 @@ class Access:
 OWN = Access()  # loopback, and this server's own pages
 
 
+def single(headers: Collection[tuple[str, str]], name: str) -> str | None:
+    """The value of a header, None without it; ApiError 400 for one that comes twice: which of the two holds, other
+    programs on the way may see in another way."""
+    values = [value for given, value in headers if given.lower() == name.lower()]
+    if len(values) > 1:
+        raise ApiError(400, f"the request has {len(values)} headers {name}: send one", code="repeated_header")
+    return values[0] if values else None
+
+
 def bearer(headers: Collection[tuple[str, str]]) -> str:
-    """The key of a request, as OpenAI's, Anthropic's and Ollama's clients send it; "" without one."""
+    """The key of a request, as OpenAI's, Anthropic's and Ollama's clients send it; "" without one.  ApiError 401 for
+    several that differ."""
+    given = set()
     for name, value in headers:
         if name.lower() == "authorization" and value.lower().startswith("bearer "):
-            return value[7:].strip()
+            given.add(value[7:].strip())
         if name.lower() == "x-api-key":
-            return value.strip()
-    return ""
+            given.add(value.strip())
+    given.discard("")
+    if len(given) > 1:
+        raise ApiError(401, f"the request has {len(given)} different API keys: send one", code="invalid_api_key")
+    return given.pop() if given else ""
 
 
 def _host_name(host: str) -> str:
-    """The name in a Host header, without its port."""
+    """The name in a Host header, without its port; all of one that is no name and port."""
     host = host.strip().lower()
-    return host.partition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
+    found = HOST.fullmatch(host)
+    return found[1] if found else host

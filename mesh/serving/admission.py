@@ -53,8 +53,8 @@ class Admission:
             ("requests_waiting", {"model": model}, self.waiting), ("requests_running", {"model": model}, self.running),
         ]  # fmt: skip
 
-    async def turn(self, client: str) -> Turn:
-        """Wait for a turn; ApiError 429 at once if too many wait.  Cancel it to want none."""
+    def check_room(self) -> None:
+        """ApiError 429 if too many wait."""
         if self._queue.full:
             wait_s = self._queue.retry_after_s
             raise ApiError(
@@ -63,6 +63,10 @@ class Admission:
                 code="rate_limit_exceeded",
                 retry_after_s=wait_s,
             )
+
+    async def turn(self, client: str) -> Turn:
+        """Wait for a turn; ApiError 429 at once if too many wait.  Cancel it to want none."""
+        self.check_room()
         number = next(self._numbers)
         began = self._waiting[number] = self._loop.create_future()
         self._begin(self._queue.add(number, client))

@@ -114,7 +114,7 @@ class Answer:
     usage: Usage
     new_id: Callable[[], str]
     over: Callable[[], None]
-    came: Callable[[int], None]  # told the choice of every token
+    came: Callable[[int], None]  # it is given the choice of every token
     _closed: bool = False
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _events: asyncio.Queue[Event | BaseException] = field(default_factory=asyncio.Queue)
@@ -150,17 +150,17 @@ class Answer:
     async def _read(self, choice: int, stream: TokenSource) -> None:
         writing = Detokenizer(self.tokenizer, self.request.stops, special=self.request.tools is not None)
         reader = Reader(self.request.tools) if self.request.tools else None
-        told, scores, first = 0, list[ScoredToken](), True
+        called, scores, first = 0, list[ScoredToken](), True
 
         def tell(text: str) -> None:
-            nonlocal told, scores
+            nonlocal called, scores
             text = reader.add(text) if reader else text
             if text or scores:
                 self._events.put_nowait(TextPiece(choice, text, tuple(scores)))
                 scores = []
-            for call in reader.calls[told:] if reader else ():
-                self._events.put_nowait(ToolCalled(choice, told, self.new_id(), call))
-                told += 1
+            for call in reader.calls[called:] if reader else ():
+                self._events.put_nowait(ToolCalled(choice, called, self.new_id(), call))
+                called += 1
 
         while not writing.stopped and (token := await stream.next()) is not None:
             self.usage.completion_tokens += 1

@@ -64,13 +64,13 @@ async def count_tokens(call: Call) -> Reply:
 def _conversation(fields: Fields) -> Conversation:
     tools = [_tool(Fields(each, f"tools[{place}]")) for place, each in enumerate(fields.items("tools"))]
     system = joined_text(fields.get("system"), "system")
-    told: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+    messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     for place, each in enumerate(fields.items("messages", required=True)):
-        told += _messages(Fields(each, f"messages[{place}]"))
-    continued = ends_with_assistant(told)  # the answer goes on with it
-    if continued and told[-1]["content"] != told[-1]["content"].rstrip():
+        messages += _messages(Fields(each, f"messages[{place}]"))
+    continued = ends_with_assistant(messages)  # the answer goes on with it
+    if continued and messages[-1]["content"] != messages[-1]["content"].rstrip():
         raise ApiError(400, "the last message of the assistant ends with whitespace: leave that out", param="messages")
-    return Conversation(told, tools, _tool_choice(fields, tools), continued=continued)
+    return Conversation(messages, tools, _tool_choice(fields, tools), continued=continued)
 
 
 def _messages(fields: Fields) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from wire.errors import (
     LimitExceeded,
     MeshError,
     NodeLost,
+    NoSuchDevice,
     OutOfMemory,
     PlacementError,
     QueueFull,
@@ -54,6 +55,7 @@ STATUS_OF: tuple[tuple[type[MeshError], int, str], ...] = (
     (LimitExceeded, 400, "too_large"),
     (ConfigError, 503, "not_available"),
     (NodeLost, 503, "workers_lost"),
+    (NoSuchDevice, 503, "workers_lost"),
     (PlacementError, 503, "no_room"),
     (OutOfMemory, 503, "no_room"),
     (Cancelled, 503, "model_unloaded"),
@@ -78,7 +80,7 @@ class ApiError(Exception):
 
 
 def api_error(error: BaseException, param: str | None = None) -> ApiError:
-    """The error that a caller is told of.  One of this server's disk, and what is no MeshError, is in the log alone."""
+    """The error that a caller gets.  One of this server's disk, and what is no MeshError, is in the log alone."""
     if isinstance(error, ApiError):
         return error
     for kind, status, code in STATUS_OF:

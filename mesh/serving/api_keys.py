@@ -99,6 +99,8 @@ class ApiKeys:
             found = self._path.stat()
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise StorageError(f"the keys in {self._path} cannot be read", cause=str(error)) from None
         return found.st_mtime_ns, found.st_size, found.st_ino
 
     def _read(self) -> tuple[KeyRecord, ...]:

@@ -96,7 +96,7 @@ def load_chat_template(folder: Path, metadata: TextMetadata | None = None) -> Ch
         return None
     for name, source in sources.items():
         try:
-            _compiled(source, datetime.now)  # an error of its syntax is told now
+            _compiled(source, datetime.now)  # an error of its syntax is raised now
         except InputError as error:
             raise InputError(f"{where}: {error.message} ({name})", cause=error.cause) from None
     return ChatTemplate(sources, tokens)

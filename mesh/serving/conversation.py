@@ -144,10 +144,10 @@ def read_format(fields: Fields, field: str = "response_format") -> Grammar | Non
         return None
     if kind == "json_object":
         return Grammar(fields.name(field), dict(ANY_OBJECT))
-    told = inner.object("json_schema")
-    schema = (told or given).get("schema")
+    nested = inner.object("json_schema")
+    schema = (nested or given).get("schema")
     if not isinstance(schema, dict):
-        raise inner.wrong("json_schema.schema" if told else "schema", "a JSON schema", schema)
+        raise inner.wrong("json_schema.schema" if nested else "schema", "a JSON schema", schema)
     return Grammar(fields.name(field), schema)
 
 

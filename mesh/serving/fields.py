@@ -150,8 +150,8 @@ class Fields:
             if field not in NEUTRAL:
                 raise ApiError(400, f"unknown parameter {self.name(field)}", code="unknown_parameter", param=field)
             if value not in NEUTRAL[field]:
-                told = f"this server does not support {self.name(field)}: leave it out"
-                raise ApiError(400, told, code="unsupported_parameter", param=self.name(field))
+                message = f"this server does not support {self.name(field)}: leave it out"
+                raise ApiError(400, message, code="unsupported_parameter", param=self.name(field))
 
     def wrong(self, field: str, wanted: str, value: Any) -> ApiError:
         """The error for a field that is something else than wanted."""

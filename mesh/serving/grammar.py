@@ -32,7 +32,7 @@ class Grammar:
 
 
 class Grammars:
-    """A tokenizer's side of grammars, told as a tokenizer.json: `guide` makes one for a text.
+    """A tokenizer's side of grammars, given as a tokenizer.json: `guide` makes one for a text.
 
     ConfigError without llguidance, InputError for a tokenizer that it cannot read.
     """

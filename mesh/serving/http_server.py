@@ -26,8 +26,8 @@ from wire.link.address_policy import is_loopback
 from wire.security.tls import TLSContext
 from wire.units import size_text
 
-from .access import OWN, Access, bearer
-from .api_error import ApiError, api_error
+from .access import OWN, Access, bearer, single
+from .api_error import ApiError, api_error, openai_shape
 from .api_keys import ApiKeys
 from .calls import Call, Models
 from .page import FILES, HEADERS
@@ -79,14 +79,7 @@ class HttpServer:
         self._models = models
         self._routes = routes
         self._listening = listening
-        self._server = web.Server(
-            self._serve,
-            handler_cancellation=True,
-            access_log=None,
-            logger=log,
-            auto_decompress=False,
-            keepalive_timeout=listening.headers_s,
-        )
+        self._server = web.Server(self._serve, handler_cancellation=True)
         self._sockets: asyncio.Server | None = None
         self._bodies_bytes = 0  # of bodies that are not whole yet
 
@@ -120,7 +113,14 @@ class HttpServer:
         """What reads a new connection; one too many is closed."""
         if len(self._server.connections) >= self._listening.connections_max:
             return _Refused()
-        return self._server()
+        return _Connection(
+            self._server,
+            loop=asyncio.get_running_loop(),
+            access_log=None,  # type: ignore[arg-type]  # which aiohttp reads as none
+            logger=log,
+            auto_decompress=False,
+            keepalive_timeout=self._listening.headers_s,
+        )
 
     # -- a request
 
@@ -137,13 +137,20 @@ class HttpServer:
     async def _response(self, request: web.BaseRequest) -> web.StreamResponse:
         shape = shape_of(request.path)
         try:
-            headers, here = request.headers, _address_here(request)
-            self._listening.access.check(headers.get("Host"), headers.get("Origin"), here)
+            self._check(request)
             if request.method == "OPTIONS":
                 return _whole(b"", 204, {**PREFLIGHT, **self._cors(request)})
             return await self._answered(request, shape)
         except Exception as error:
             return self._failed(request, error, shape)
+
+    def _check(self, request: web.BaseRequest) -> None:
+        """Refuse a request under another name, or of another site's page, with ApiError."""
+        headers, here = tuple(request.headers.items()), _address_here(request)
+        host, origin = single(headers, "Host"), single(headers, "Origin")
+        self._listening.access.check(host, origin, here)
+        if "://" in request.raw_path:  # a whole address, whose name counts in place of Host (RFC 9112, 3.2.2)
+            self._listening.access.check(request.url.authority, None, here)
 
     async def _answered(self, request: web.BaseRequest, shape: Shape) -> web.StreamResponse:
         if request.method in ("GET", "HEAD"):
@@ -181,10 +188,10 @@ class HttpServer:
         given = bearer(tuple(request.headers.items()))
         holder = keys.holder(given) if given else None
         if holder is None:
-            told = (
+            message = (
                 "this server does not know the API key" if given else "an API key is needed: Authorization: Bearer KEY"
             )
-            raise ApiError(401, told, code="invalid_api_key")
+            raise ApiError(401, message, code="invalid_api_key")
         return holder.key_id
 
     async def _body(self, request: web.BaseRequest) -> Any:
@@ -216,8 +223,8 @@ class HttpServer:
                     if len(data) > most:
                         raise too_large(most)
                     if self._bodies_bytes > self._listening.bodies_bytes_max:
-                        told = "too many large requests arrive at once: try again later"
-                        raise ApiError(503, told, code="overloaded", retry_after_s=1)
+                        message = "too many large requests arrive at once: try again later"
+                        raise ApiError(503, message, code="overloaded", retry_after_s=1)
         except TimeoutError:
             raise ApiError(408, "the body did not come in time", code="slow_body") from None
         finally:
@@ -227,16 +234,16 @@ class HttpServer:
     # -- a reply
 
     def _failed(self, request: web.BaseRequest, error: Exception, shape: Shape) -> web.Response:
-        told = api_error(error)
-        if told.status == 500 and not isinstance(error, ApiError):
+        answer = api_error(error)
+        if answer.status == 500 and not isinstance(error, ApiError):
             log.error("%s %s failed", request.method, request.path, exc_info=error)
         headers = self._cors(request)
-        if told.retry_after_s:
-            headers["Retry-After"] = str(told.retry_after_s)
-        if told.status == 401:
+        if answer.retry_after_s:
+            headers["Retry-After"] = str(answer.retry_after_s)
+        if answer.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
-        response = _whole(to_json(shape(told)), told.status, headers)
-        if told.status in (408, 413, 503):
+        response = _whole(to_json(shape(answer)), answer.status, headers)
+        if answer.status in (408, 413, 503):
             response.force_close()  # what follows is the rest of the body
         return response
 
@@ -256,11 +263,11 @@ class HttpServer:
                 except (ConnectionError, _TooSlow):
                     raise
                 except Exception as error:
-                    told = api_error(error)
-                    request[OUTCOME] = told.status
-                    if told.status == 500:
+                    answer = api_error(error)
+                    request[OUTCOME] = answer.status
+                    if answer.status == 500:
                         log.error("%s %s failed", request.method, request.path, exc_info=error)
-                    await self._sent(request, response.write(reply.failed(told)))
+                    await self._sent(request, response.write(reply.failed(answer)))
             await self._sent(request, response.write_eof())
         except (ConnectionError, _TooSlow) as error:
             log.info("%s: %s", request.path, error)
@@ -298,7 +305,7 @@ class HttpServer:
 
 
 def _late(answering: asyncio.Future[Reply], failed: Callable[[ApiError], bytes]) -> StreamReply:
-    """The stream of a reply that is not there yet; what goes wrong until then is told in the stream."""
+    """The stream of a reply that is not there yet; what goes wrong until then is an error in the stream."""
 
     async def frames() -> AsyncIterator[bytes]:
         reply = await answering
@@ -320,6 +327,26 @@ def _late(answering: asyncio.Future[Reply], failed: Callable[[ApiError], bytes])
 def _whole(data: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
     named = {"Content-Type": "application/json", **COMMON_HEADERS, **(headers or {})}
     return web.Response(body=data, status=status, headers=named)
+
+
+class _Connection(web.RequestHandler):
+    """A connection, which answers what is no HTTP as the rest is answered.
+
+    aiohttp would send back the bytes that it could not read, and log them with a traceback: a key among them, and
+    megabytes of anybody's.
+    """
+
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        """The response to a request that could not be read; it is the last one of the connection."""
+        if status != 400:
+            return super().handle_error(request, status, exc, message)
+        log.info("a request from %s is no HTTP/1.1: %s", request.remote, type(exc).__name__)
+        answer = ApiError(400, "the request is not HTTP/1.1, or a line of it is too long", code="invalid_http")
+        response = _whole(to_json(openai_shape(answer)), answer.status)
+        response.force_close()
+        return response
 
 
 class _Refused(asyncio.Protocol):

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from wire.addresses import shown
-from wire.errors import InputError
+from wire.errors import ConfigError, InputError
 from wire.policy.strategies import Strategy
 
 from ..client.async_mesh import AsyncMesh
@@ -66,7 +66,7 @@ class Served:
         return found
 
     def facts(self) -> list[ModelFacts]:
-        """What is told of each model, on the workers or not, in the order in which they were loaded."""
+        """What is reported of each model, on the workers or not, in the order in which they were loaded."""
         return [model.facts for model in self.by_name.values()]
 
     def metrics(self) -> str:
@@ -81,8 +81,8 @@ class Served:
     def _found(self, name: str) -> ServedText | ServedEmbedding | None:
         found = self.by_name.get(name) or self.by_name.get(name.removesuffix(":latest"))
         if found is None and name.removesuffix(":latest") in self.loading:
-            told = f"the model {name!r} is being loaded: try again in a while"
-            raise ApiError(503, told, code="model_loading", param="model", retry_after_s=LOADING_S)
+            message = f"the model {name!r} is being loaded: try again in a while"
+            raise ApiError(503, message, code="model_loading", param="model", retry_after_s=LOADING_S)
         return found
 
 
@@ -108,6 +108,7 @@ class AsyncModelServer:
         self._memory = ModelMemory()
         self._retiring: set[asyncio.Task[None]] = set()
         self._port = 0
+        self._closed = False
 
     async def start(self) -> int:
         """Listen; the port."""
@@ -125,7 +126,8 @@ class AsyncModelServer:
     ) -> ModelFacts:
         """Serve a model under a name.  It is on the workers from its first request on, and until nobody has asked for
         `unload_after_s` (None: as long as the server).  InputError for a name that is taken, or a model that neither
-        goes on with texts nor embeds them."""
+        goes on with texts nor embeds them; ConfigError if the server is closed, before or meanwhile."""
+        self._check_open()
         if not isinstance(name, str) or not name or len(name) > NAME_CHARACTERS_MAX or not name.isprintable():
             raise InputError(f"a model's name has 1 to {NAME_CHARACTERS_MAX} characters that print, got {name!r:.80}")
         if name in self._served.by_name or name in self._served.loading:
@@ -134,6 +136,9 @@ class AsyncModelServer:
         try:
             source = _Source(model, options, unload_after_s)
             served = await self._serve(name, source)
+            if self._closed:
+                await served.close()
+                self._check_open()
             self._served.by_name[name], self._loaded_from[name] = served, source
         finally:
             self._served.loading.discard(name)
@@ -189,6 +194,7 @@ class AsyncModelServer:
 
     async def close(self) -> None:
         """Cancel all requests, and unload all models."""
+        self._closed = True
         await self._http.close()
         for task in self._retiring:
             task.cancel()
@@ -202,6 +208,10 @@ class AsyncModelServer:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ConfigError("this server is closed", next_step="Make another ModelServer")
 
     def _known(self, name: str) -> ServedText | ServedEmbedding:
         served = self._served.by_name.get(name)
@@ -365,6 +375,8 @@ class ModelServer:
         ------
         InputError
             If the name is taken, an option is wrong, or the model is of neither kind.
+        ConfigError
+            If the server is closed.
 
         Notes
         -----

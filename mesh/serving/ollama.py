@@ -67,11 +67,11 @@ async def chat(call: Call) -> Reply:
     fields = Fields(call.body)
     model = call.models.text(fields.text("model"))
     given = fields.items("messages")
-    told = [_message(Fields(each, f"messages[{place}]")) for place, each in enumerate(given)]
-    talk = Conversation(told, read_tools(fields), format=_format(fields), template=_thinking(fields))
+    messages = [_message(Fields(each, f"messages[{place}]")) for place, each in enumerate(given)]
+    talk = Conversation(messages, read_tools(fields), format=_format(fields), template=_thinking(fields))
     how, stream, keep_s = _how(fields, call), fields.boolean("stream", True), _keep(fields)
     fields.done()
-    if not told:
+    if not messages:
         return await _loaded(model, keep_s, call, _chat_piece("", ()))
     began_ns = call.clock_ns()
     answer = await model.begin(await asked(model, talk, how), call.client, keep_s)
@@ -94,8 +94,8 @@ async def generate(call: Call) -> Reply:
             raise wrong("system needs a chat template", "system")
         request = replace(how, prompts=(prompt,), grammar=form, framed=True, param="prompt")
     else:
-        told = [{"role": "system", "content": system}] if system else []
-        talk = Conversation([*told, {"role": "user", "content": prompt}], format=form, template=template)
+        messages = [{"role": "system", "content": system}] if system else []
+        talk = Conversation([*messages, {"role": "user", "content": prompt}], format=form, template=template)
         request = await asked(model, talk, how)
     began_ns = call.clock_ns()
     answer = await model.begin(request, call.client, keep_s)
@@ -231,8 +231,8 @@ def _options(fields: Fields) -> Fields:
         del given[name]
     for name, values in NEUTRAL.items():
         if name in given and given.pop(name) not in (None, *values):
-            told = f"this server does not support options.{name}: leave it out"
-            raise ApiError(400, told, code="unsupported_parameter", param=f"options.{name}")
+            message = f"this server does not support options.{name}: leave it out"
+            raise ApiError(400, message, code="unsupported_parameter", param=f"options.{name}")
     options = Fields(given, "options")
     options.get("stop")
     return options

@@ -27,14 +27,14 @@ async def chat_completions(call: Call) -> Reply:
     fields = Fields(call.body)
     model = call.models.text(fields.text("model"))
     tools = read_tools(fields)
-    told = read_messages(fields)
+    messages = read_messages(fields)
     chat = Conversation(
-        told,
+        messages,
         tools,
         read_tool_choice(fields, tools),
         read_format(fields),
         fields.object("chat_template_kwargs") or {},
-        is_continued(fields, told),
+        is_continued(fields, messages),
     )
     wanted = fields.boolean("logprobs", False)
     likeliest = fields.integer("top_logprobs", 0, 20)
@@ -105,8 +105,8 @@ def _read_biases(fields: Fields) -> tuple[tuple[int, float], ...]:
         if int(name) in biases:
             raise wrong(f"logit_bias has token {int(name)} twice", "logit_bias")
         if inner.get(name) is None:
-            told = f"logit_bias.{name} is a number from {-BIAS_MAX:g} to {BIAS_MAX:g}, got None"
-            raise wrong(told, f"logit_bias.{name}")
+            message = f"logit_bias.{name} is a number from {-BIAS_MAX:g} to {BIAS_MAX:g}, got None"
+            raise wrong(message, f"logit_bias.{name}")
         biases[int(name)] = inner.number(name, -BIAS_MAX, BIAS_MAX, 0)
     return tuple(biases.items())
 

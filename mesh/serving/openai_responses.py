@@ -27,13 +27,13 @@ async def responses(call: Call) -> Reply:
     stream = fields.boolean("stream", False)
     fields.done()
     answer = await model.begin(await asked(model, chat, how), call.client)
-    told = {
+    settings = {
         "instructions": call.body.get("instructions"), "temperature": sampling.temperature, "top_p": sampling.top_p,
         "max_output_tokens": how.tokens_max, "tools": call.body.get("tools") or [], "tool_choice": chat.tool_choice,
         "parallel_tool_calls": True, "metadata": call.body.get("metadata") or {}, "previous_response_id": None,
         "store": False, "text": call.body.get("text") or {"format": {"type": "text"}}, "truncation": "disabled",
     }  # fmt: skip
-    head = _Head(call.new_id("resp_"), call.now_s(), model.facts.name, told, call.new_id)
+    head = _Head(call.new_id("resp_"), call.now_s(), model.facts.name, settings, call.new_id)
     if stream:
         return StreamReply(EVENT_STREAM, _frames(head, answer), failed_response, answer.close)
     (said,) = await whole(answer)
@@ -48,12 +48,12 @@ async def responses(call: Call) -> Reply:
 def _messages(fields: Fields) -> list[dict[str, Any]]:
     """The input and the instructions as messages."""
     instructions, given = fields.text("instructions", ""), fields.get("input")
-    told: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
+    messages: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
     if isinstance(given, str):
-        return [*told, {"role": "user", "content": whole_characters(given, "input")}]
+        return [*messages, {"role": "user", "content": whole_characters(given, "input")}]
     for place, each in enumerate(fields.items("input", required=True)):
-        told.append(_item(Fields(each, f"input[{place}]")))
-    return told
+        messages.append(_item(Fields(each, f"input[{place}]")))
+    return messages
 
 
 def _item(fields: Fields) -> dict[str, Any]:
@@ -86,7 +86,7 @@ class _Head:
     response_id: str
     created_s: int
     model: str
-    told: Mapping[str, Any]
+    settings: Mapping[str, Any]
     new_id: Any
 
     def response(self, items: list[dict[str, Any]], reason: str | None, usage: Usage | None) -> dict[str, Any]:
@@ -95,7 +95,7 @@ class _Head:
         status = "in_progress" if reason is None else "incomplete" if cut else "completed"
         return {
             "id": self.response_id, "object": "response", "created_at": self.created_s, "status": status, "error": None,
-            "incomplete_details": cut, "model": self.model, "output": items, **self.told,
+            "incomplete_details": cut, "model": self.model, "output": items, **self.settings,
             "usage": None if usage is None else _usage(usage),
         }  # fmt: skip
 
@@ -126,8 +126,8 @@ def _call_item(item_id: str, called: ToolCalled) -> dict[str, Any]:
 
 def failed_response(error: ApiError) -> bytes:
     """An error in the middle of a stream."""
-    told = openai_shape(error)["error"]
-    return named_frame("error", {"type": "error", "code": told["code"], "message": told["message"], "param": None})
+    shaped = openai_shape(error)["error"]
+    return named_frame("error", {"type": "error", "code": shaped["code"], "message": shaped["message"], "param": None})
 
 
 class _Events:

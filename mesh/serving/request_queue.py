@@ -1,7 +1,7 @@
 """Request queue: which waiting request is answered next, so that no client waits for the crowd of another.  Pure.
 
 Up to `running_max` requests are answered at a time.  The others wait, each client in its own line, and the lines take
-turns.  More than `waiting_max` are refused.  How long it may take is told from the times of those that are over.
+turns.  More than `waiting_max` are refused.  How long it may take is estimated from the times of those that are over.
 """
 
 from __future__ import annotations

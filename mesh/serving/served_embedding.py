@@ -82,6 +82,7 @@ class ServedEmbedding:
             return await self.successor.embed(texts, client, cut, keep_s)
         if not 0 < len(texts) <= TEXTS_MAX:
             raise wrong(f"input has 1 to {TEXTS_MAX} texts, got {len(texts)}", "input")
+        self.admission.check_room()
         tokens = await asyncio.to_thread(lambda: [self._tokens(text, place, cut) for place, text in enumerate(texts)])
         stay = self.residence.enter(keep_s)
         try:

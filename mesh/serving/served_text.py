@@ -132,6 +132,7 @@ class ServedText:
         """
         if self.successor is not None:
             return await self.successor.begin(request, client, keep_s)
+        self.admission.check_room()  # before the work of a request that would be refused after it
         stay, now_s = self.residence.enter(keep_s), asyncio.get_running_loop().time
         meter = TextMeter(self._meters, self.facts.name, now_s())
         try:

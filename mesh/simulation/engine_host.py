@@ -95,12 +95,12 @@ class SimulatedHost:
         )
         self._waiting: deque[hm.ToHost] = deque()
         self._busy: asyncio.TimerHandle | None = None
-        self._running = 0  # the run that is under way
+        self._running = 0  # the run that is in flight
         self._stopped = 0  # the run that was given up last
         times = config.timeouts
         self._watchdog = Watchdog(config.host_beat_s, times.host_silence_s, times.part_s, times.part_stop_s)
         self._checker: asyncio.TimerHandle | None = None  # only while it owes an answer: an idle one is not simulated
-        self._took_s = 0.0  # what is under way, or was last
+        self._took_s = 0.0  # what is in flight, or was last
         self._rendezvous = rendezvous
         self._gangs: dict[int, hm.RankOf] = {}  # of what is prepared
         self._aside: hm.ExecutePart | None = None  # a part that waits for the other ranks of its gang

@@ -20,12 +20,12 @@ from .. import tree
 from ..core.array import apply
 from ..transforms.pytree_functions import as_array
 from ..tree import PyTree
-from ..util.did_you_mean import spelt
+from ..util.did_you_mean import names_checked
 from .annotations import shard
 from .grid import Grid, PartitionSpec
 
 
-@spelt
+@names_checked
 def transfer_to(x: PyTree, device: Any = None, sharding: Any = None, grid: Grid | None = None) -> PyTree:
     """Say on which device x is to be, or how it is to be split.  Its value stays the same.
 
@@ -76,7 +76,7 @@ def transfer_to(x: PyTree, device: Any = None, sharding: Any = None, grid: Grid 
 to_device = transfer_to
 
 
-@spelt
+@names_checked
 def cpu(x: PyTree) -> PyTree:
     """Say that x is to be on a device of the cpu engine.  Its value stays the same.
 
@@ -101,7 +101,7 @@ def cpu(x: PyTree) -> PyTree:
     return _on(x, DeviceName("cpu"))
 
 
-@spelt
+@names_checked
 def gpu(x: PyTree) -> PyTree:
     """Say that x is to be on a device of the wgsl engine.  Its value stays the same.
 
@@ -133,7 +133,7 @@ def gpu(x: PyTree) -> PyTree:
     return _on(x, DeviceName("gpu"))
 
 
-@spelt
+@names_checked
 def accelerator(x: PyTree, id: int | None = None, *, device_id: int | None = None) -> PyTree:  # what others call it
     """Say that x is to be on an accelerator.  Its value stays the same.
 

@@ -4,7 +4,7 @@
 
 The function runs once, on Arrays that have a type but no value.  Every leaf of the arguments becomes a named input of
 the graph ("x", "params/layers/0/w": the parameter's name, then the path), handles from `mesh.put` become params.
-Arrays that the function refers to otherwise become constants; handles among them become params named by content.
+Arrays that the function refers to otherwise become constants; handles among them become params by their names.
 
 An example is a numpy array, a Python scalar, an Array, a Handle, or a ShapeDtype where there is no data yet.
 """
@@ -213,6 +213,8 @@ class Traced:
     def bind_parts(self, parts: Sequence[Part]) -> Bound:
         """Name the inputs and params of a call whose arguments were taken apart already.
 
+        Plain arrays are not looked at again: arguments of one kind have the same types.
+
         Parameters
         ----------
         parts : sequence of Part
@@ -226,7 +228,7 @@ class Traced:
         leaves = [leaf for part in parts for leaf in part.leaves]
         return self._bound(
             [
-                leaf if declared.by_handle else _checked(declared, leaf)
+                leaf if declared.by_handle or type(leaf) is np.ndarray else _checked(declared, leaf)
                 for declared, leaf in zip(self.arguments, leaves, strict=True)
             ]
         )
@@ -432,6 +434,7 @@ def graph_of(
     """The graph from `arguments` to `outputs`, and the handles that it refers to besides."""
     builder = GraphBuilder()
     handles: dict[str, Handle] = {}
+    names: dict[bytes, str] = {}  # of the handles, by their addresses
     mine: dict[int, int] = {}
 
     def declare(tensor: Tensor) -> int:
@@ -451,8 +454,11 @@ def graph_of(
                 f"the traced argument {traced_argument(tensor)!r} belongs to another function",
                 next_step="Pass it as an argument, and do not keep traced arrays beyond their function",
             )
-        handle_name = f"closure/{handle.address.hex()[:32]}"
+        handle_name = names.get(handle.address) or f"closure/{handle.name or handle.address.hex()[:32]}"
+        if handles.get(handle_name, handle).address != handle.address:  # another tensor has the same name
+            handle_name = f"closure/{handle.address.hex()[:32]}"
         handles[handle_name] = handle
+        names[handle.address] = handle_name
         return builder.param(handle_name, tensor.type.shape, tensor.type.dtype)
 
     mine.update({id(tensor): declare(tensor) for tensor in arguments})
@@ -476,7 +482,7 @@ def argument_names(fn: Callable[..., Any], in_tree: Tree) -> list[str]:
 
 def leaf_type(name: str, leaf: Any) -> TensorType:
     """The type of an argument; InputError naming it if it is not an array."""
-    if isinstance(leaf, (Array, Handle, ShapeDtype)):
+    if type(leaf) is not np.ndarray and isinstance(leaf, (Array, Handle, ShapeDtype)):
         return leaf.type
     if isinstance(leaf, (np.ndarray, np.generic)):
         return TensorType(leaf.shape, _known_dtype(name, leaf.dtype))
@@ -507,7 +513,10 @@ def _known_dtype(name: str, dtype: DTypeLike) -> DType:
 
 
 def _argument(name: str, leaf: Any) -> Argument:
-    return Argument(name, leaf_type(name, leaf), is_python_scalar(leaf), isinstance(leaf, Handle))
+    plain = type(leaf) is np.ndarray
+    return Argument(
+        name, leaf_type(name, leaf), not plain and is_python_scalar(leaf), not plain and isinstance(leaf, Handle)
+    )
 
 
 def _checked(declared: Argument, leaf: Any) -> Any:

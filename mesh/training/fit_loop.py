@@ -1,7 +1,7 @@
 """Fit loop: one call of `fit`.  It feeds steps to whoever computes them, and takes note of those that are done.
 
 A step counts once all workers have done it: only then do the cursor and the number of steps move on.  When workers come
-or go, the steps under way are waited for, and another group computes the next ones from the same state.  Where the
+or go, the steps in flight are waited for, and another group computes the next ones from the same state.  Where the
 state died with its workers, the steps since it was fetched last are done again, and not reported again.
 """
 
@@ -91,7 +91,7 @@ class Run:
         self._begun = False  # whether there was a group
         self._workers = self._counted = 0
         self._done = number  # steps that all workers have done
-        self._under_way: deque[tuple[StepResult, Rows]] = deque()
+        self._in_flight: deque[tuple[StepResult, Rows]] = deque()
         self._fed: list[Cursor] = []  # after each step that was begun since the state was fetched, or is about to be
         self._history = History()
         self._profile = Profile()
@@ -130,7 +130,7 @@ class Run:
         for rows in self._rows():
             self._ensure_group(rows)
             self._begin_step(rows)
-            if self._due(len(self._under_way)):
+            if self._due(len(self._in_flight)):
                 self._settle()
                 self._save()
             elif self._mesh is not None and time.monotonic() - self._fetched_s > self._fetch_after_s:
@@ -142,7 +142,7 @@ class Run:
     def _go_back(self) -> None:
         """Do the steps since the state was fetched last again, on the workers that are there."""
         self._losses += 1
-        self._under_way.clear()
+        self._in_flight.clear()
         self._fed.clear()
         self._history.redone += self._done - self.number
         self._done = self.number
@@ -172,17 +172,17 @@ class Run:
         assert self._group is not None
         self._fed.append(rows.after)
         with _group_errors():
-            self._under_way.append((self._group.step(rows), rows))
-        if len(self._under_way) >= AHEAD:
-            while len(self._under_way) > AHEAD - TAKEN:
+            self._in_flight.append((self._group.step(rows), rows))
+        if len(self._in_flight) >= AHEAD:
+            while len(self._in_flight) > AHEAD - TAKEN:
                 self._take()
 
     def _take(self) -> None:
-        """Wait for the oldest step under way, and take note of it."""
-        result, rows = self._under_way[0]
+        """Wait for the oldest step in flight, and take note of it."""
+        result, rows = self._in_flight[0]
         with _group_errors():
             report = result.result()
-        self._under_way.popleft()
+        self._in_flight.popleft()
         number = self._done = self._done + 1
         loss, skipped = float(report["loss"]), not bool(report["good"])
         if number <= self._reported:
@@ -225,8 +225,8 @@ class Run:
         )
 
     def _settle(self) -> None:
-        """Wait for all steps under way, and have the state after them."""
-        while self._under_way:
+        """Wait for all steps in flight, and have the state after them."""
+        while self._in_flight:
             self._take()
         if self._group is not None and self._done != self.number:
             begun_s = time.monotonic()
@@ -243,9 +243,9 @@ class Run:
             self.state, self.cursor, self.number = state, self._fed[done - 1], self.number + done
         self._fed.clear()
 
-    def _due(self, under_way: int) -> bool:
+    def _due(self, in_flight: int) -> bool:
         store = self._options.store
-        return store is not None and (self._done + under_way) % self._options.every == 0
+        return store is not None and (self._done + in_flight) % self._options.every == 0
 
     def _save(self) -> None:
         store = self._options.store

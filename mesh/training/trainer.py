@@ -26,7 +26,7 @@ from ..client.session import check_copies
 from ..optim import Optimiser, adam
 from ..util.annotation_checks import truth
 from ..util.argument_checks import integer, items, value_text
-from ..util.did_you_mean import spelt
+from ..util.did_you_mean import names_checked
 from ..util.units import counted
 from .backward import Gradients, stepped
 from .checkpoint import Checkpoints, filled
@@ -102,7 +102,7 @@ class DistributedTrainer:
     array([1., 2.], dtype=float32)
     """
 
-    @spelt
+    @names_checked
     def __init__(
         self,
         loss: Callable[..., Any] | WireGraph,
@@ -159,7 +159,7 @@ class DistributedTrainer:
         """The number of steps that were made."""
         return self._step
 
-    @spelt
+    @names_checked
     def distribute(self, mesh: Mesh | AsyncMesh | None) -> DistributedTrainer:
         """Use the workers of a mesh from now on.
 
@@ -204,7 +204,7 @@ class DistributedTrainer:
         self._mesh = mesh
         return self
 
-    @spelt
+    @names_checked
     def fit(
         self,
         data: Any,
@@ -331,7 +331,7 @@ class DistributedTrainer:
             for bar in shown:
                 bar.close()
 
-    @spelt
+    @names_checked
     def forward_backward(self, batch: Any, *, copies: str = "none") -> Gradients:
         """Compute the gradients of the mean loss of a batch, which stay on the workers.
 
@@ -371,7 +371,7 @@ class DistributedTrainer:
         check_copies(copies)
         return Gradients(self.recipe, self._strategy, self._mesh, self.params, batch, copies)
 
-    @spelt
+    @names_checked
     def step_with(self, gradients: Any) -> None:
         """Change the params by one step of the optimiser.
 
@@ -403,7 +403,7 @@ class DistributedTrainer:
         self._state = stepped(self.recipe, self._state, given)
         self._step += 1
 
-    @spelt
+    @names_checked
     def fit_distributed(self, data: Any, targets: Any, **options: Any) -> History:
         """Train on data and targets: another name of `fit((data, targets), ...)`.
 

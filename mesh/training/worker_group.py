@@ -33,7 +33,7 @@ RANKS_MAX = 16
 
 
 class StepResult(Protocol):
-    """A step under way."""
+    """A step in flight."""
 
     def result(self, timeout_s: float | None = None) -> Any: ...
 

@@ -328,9 +328,9 @@ def _ahead(spec: str) -> str:
     return spec_text(((), *spec_of(spec)))
 
 
-def spmd_vjp(backward: Transform, inputs: list[Array], wanted: list[bool], **attrs: Any) -> Any:
+def spmd_vjp(backward: Transform, inputs: list[Array], needs_grad: list[bool], **attrs: Any) -> Any:
     """A node whose ranks keep what their backward pass needs, and one of their backward passes over that."""
-    reverse = _Reverse(backward, _Grid([array.type for array in inputs], attrs), inputs, wanted)
+    reverse = _Reverse(backward, _Grid([array.type for array in inputs], attrs), inputs, needs_grad)
     results = reverse.forward_node()
     count = len(reverse.grid.out_specs)
     return results[:count], lambda cotangents: reverse.backward_node(results, cotangents)
@@ -339,9 +339,9 @@ def spmd_vjp(backward: Transform, inputs: list[Array], wanted: list[bool], **att
 class _Reverse:
     """A body and its backward pass, each run on fresh blocks."""
 
-    def __init__(self, backward: Transform, grid: _Grid, inputs: list[Array], wanted: list[bool]) -> None:
+    def __init__(self, backward: Transform, grid: _Grid, inputs: list[Array], needs_grad: list[bool]) -> None:
         self.grid, self.inputs = grid, inputs
-        self.chosen = [place for place, want in enumerate(wanted) if want and is_smooth(inputs[place].type)]
+        self.chosen = [place for place, want in enumerate(needs_grad) if want and is_smooth(inputs[place].type)]
 
         def ahead(*arrays: Array) -> list[Array]:
             own = list(arrays)

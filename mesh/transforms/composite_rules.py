@@ -39,7 +39,7 @@ class _Derived:
         assert moved is not None
         return [z], [TANGENTS[self.name](x, z, moved)]
 
-    def vjp(self, inputs: list[Array], wanted: Flags) -> tuple[list[Array], Pull]:
+    def vjp(self, inputs: list[Array], needs_grad: Flags) -> tuple[list[Array], Pull]:
         (x,), (z,) = inputs, self.reapply(*inputs)
 
         def pull(cotangents: Cotangents) -> list[Array | None]:

@@ -47,10 +47,10 @@ Transform = Callable[..., Any]
 # -- cond -------------------------------------------------------------------------------------------------
 
 
-def cond_vjp(backward: Transform, inputs: list[Array], wanted: list[bool], **attrs: WireGraph) -> Any:
+def cond_vjp(backward: Transform, inputs: list[Array], needs_grad: list[bool], **attrs: WireGraph) -> Any:
     """A cond of the branches' backward passes, each of which computes its branch again."""
     predicate, *operands = inputs
-    chosen = [place for place, want in enumerate(wanted[1:]) if want and is_smooth(operands[place].type)]
+    chosen = [place for place, want in enumerate(needs_grad[1:]) if want and is_smooth(operands[place].type)]
     results = several("cond", inputs, **attrs)
 
     def pull(cotangents: Maybe) -> list[Array | None]:
@@ -123,7 +123,7 @@ def _cond(predicate: Array, operands: Sequence[Array], branches: dict[str, Funct
 # -- while ------------------------------------------------------------------------------------------------
 
 
-def while_vjp(inputs: list[Array], wanted: list[bool], **attrs: WireGraph) -> Any:
+def while_vjp(inputs: list[Array], needs_grad: list[bool], **attrs: WireGraph) -> Any:
     """The results, and an error where somebody asks for a derivative: what turns would keep has no size known ahead."""
 
     def pull(cotangents: Maybe) -> list[Array | None]:
@@ -299,10 +299,16 @@ def scan_vmap(
 
 
 def scan_vjp(
-    backward: Transform, inputs: list[Array], wanted: list[bool], body: WireGraph, carry: int, consts: int, **attrs: int
+    backward: Transform,
+    inputs: list[Array],
+    needs_grad: list[bool],
+    body: WireGraph,
+    carry: int,
+    consts: int,
+    **attrs: int,
 ) -> Any:
     """A scan that keeps what its backward pass needs, and one back over that."""
-    reverse = _Reverse(backward, inputs, wanted, body, carry, consts)
+    reverse = _Reverse(backward, inputs, needs_grad, body, carry, consts)
     results = reverse.forward_scan(**attrs)
 
     def pull(cotangents: Maybe) -> list[Array | None]:
@@ -315,15 +321,15 @@ class _Reverse:
     """A scan's body and its backward pass, each run once on fresh arguments."""
 
     def __init__(
-        self, backward: Transform, inputs: list[Array], wanted: list[bool], body: WireGraph, carry: int, consts: int
+        self, backward: Transform, inputs: list[Array], needs_grad: list[bool], body: WireGraph, carry: int, consts: int
     ) -> None:
         self.inputs, self.carry, self.consts = inputs, carry, consts
         first = carry + consts
         kinds = [*[array.type for array in inputs[:first]], *[row_of(array.type) for array in inputs[first:]]]
         outputs = types_of(body)
         self.carried = [place for place in range(carry) if is_smooth(kinds[place])]
-        self.constant = [place for place in range(carry, first) if wanted[place] and is_smooth(kinds[place])]
-        self.rows = [place for place in range(first, len(inputs)) if wanted[place] and is_smooth(kinds[place])]
+        self.constant = [place for place in range(carry, first) if needs_grad[place] and is_smooth(kinds[place])]
+        self.rows = [place for place in range(first, len(inputs)) if needs_grad[place] and is_smooth(kinds[place])]
         self.given = [place for place in range(carry, len(outputs)) if is_smooth(outputs[place])]
         chosen = [*self.carried, *self.constant, *self.rows]
         pull: Any = None

@@ -162,7 +162,7 @@ class _Stop:
     def reapply(self, *inputs: Array) -> list[Array]:
         return marked(self, inputs, inputs)
 
-    def vjp(self, inputs: list[Array], wanted: Flags) -> tuple[list[Array], Pull]:
+    def vjp(self, inputs: list[Array], needs_grad: Flags) -> tuple[list[Array], Pull]:
         return self.reapply(*inputs), lambda cotangents: [None]
 
     def jvp(self, inputs: list[Array], tangents: Tangents) -> tuple[list[Array], list[Array | None]]:
@@ -191,9 +191,9 @@ class _CustomVjp:
     def reapply(self, *inputs: Array) -> list[Array]:
         return marked(self, inputs, self.primal.call(*inputs))
 
-    def vjp(self, inputs: list[Array], wanted: Flags) -> tuple[list[Array], Pull]:
+    def vjp(self, inputs: list[Array], needs_grad: Flags) -> tuple[list[Array], Pull]:
         own, count = len(inputs) - self.captured, len(self.primal.outputs)
-        _check_closed(self.name, wanted[own:])
+        _check_closed(self.name, needs_grad[own:])
         outputs = self.ahead.call(*inputs)
 
         def pull(cotangents: Cotangents) -> list[Array | None]:
@@ -249,9 +249,9 @@ class _CustomJvp:
     def reapply(self, *inputs: Array) -> list[Array]:
         return marked(self, inputs, self.primal.call(*inputs))
 
-    def vjp(self, inputs: list[Array], wanted: Flags) -> tuple[list[Array], Pull]:
+    def vjp(self, inputs: list[Array], needs_grad: Flags) -> tuple[list[Array], Pull]:
         own, count = len(inputs) - self.captured, len(self.primal.outputs)
-        _check_closed(self.name, wanted[own:])
+        _check_closed(self.name, needs_grad[own:])
         still = [mnp.zeros_like(inputs[place]) for place in self.moving]
 
         def tangents(*moves: Array) -> list[Array]:
@@ -391,8 +391,8 @@ def _check_same(which: str, primal: Inner, other: Inner) -> None:
             raise InputError(f"the function gives {expected.type}, its {which} function {got.type}")
 
 
-def _check_closed(name: str, wanted: Flags) -> None:
-    if any(wanted):
+def _check_closed(name: str, needs_grad: Flags) -> None:
+    if any(needs_grad):
         raise InputError(
             f"a function with {name} closes over an array by which it is differentiated",
             next_step="Pass it as an argument",

@@ -59,8 +59,8 @@ def without_params(graph: WireGraph) -> WireGraph:
     builder.blobs.update(graph.blobs)
     placed: list[int] = []
     for node in graph.nodes:
-        op = "input" if node.op == "param" else node.op
-        placed.append(builder.add(op, *[placed[source] for source in node.inputs], **node.attrs))
+        node = node._replace(op="input") if node.op == "param" else node
+        placed.append(builder.copy(node, [placed[source] for source in node.inputs]))
     return builder.build([placed[index] for index in graph.outputs], graph.output_names, graph.name)
 
 

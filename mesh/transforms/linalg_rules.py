@@ -48,7 +48,7 @@ def jvp(op: str, inputs: list[Array], tangents: Tangents, **attrs: Any) -> tuple
 
 
 def vjp(
-    backward: Backward, op: str, inputs: list[Array], wanted: Sequence[bool], **attrs: Any
+    backward: Backward, op: str, inputs: list[Array], needs_grad: Sequence[bool], **attrs: Any
 ) -> tuple[list[Array], Callable[[Tangents], list[Array | None]]]:
     """The rule of VJPS, for an op of one operand."""
     results = results_of(op, inputs, **attrs)

@@ -78,7 +78,7 @@ class _Remat:
     def reapply(self, *inputs: Array) -> list[Array]:
         return marked(self, inputs, self.inner.call(*inputs))
 
-    def vjp(self, inputs: list[Array], wanted: Flags) -> tuple[list[Array], Pull]:
+    def vjp(self, inputs: list[Array], needs_grad: Flags) -> tuple[list[Array], Pull]:
         def pull(cotangents: Cotangents) -> list[Array | None]:
             present = [cotangent for cotangent in cotangents if cotangent is not None]
             later = [apply("after", array, *present) for array in inputs]

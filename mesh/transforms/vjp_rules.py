@@ -4,9 +4,9 @@
 
   * a tuple with one rule per operand, `(g, z, *operands, **attrs)` to the operand's cotangent, where g is that of the
     result z; None for an operand that has none (an index, a condition), or where the derivative is zero; or
-  * `Whole(rule)`, `rule(inputs, wanted, **attrs) -> (results, pull)` for ops that have several results, that take any
-    number of operands, or whose backward pass needs more than the results: `pull` turns the results' cotangents (None
-    is zero) into those of the inputs, of which only those in `wanted` are asked for.
+  * `Whole(rule)`, `rule(inputs, needs_grad, **attrs) -> (results, pull)` for ops that have several results, that take
+    any number of operands, or whose backward pass needs more than the results.  `pull` turns the results' cotangents
+    (None is zero) into those of the inputs; only those with a true flag in `needs_grad` are needed.
 
 A cotangent has the type of its Tensor exactly; None stands for zero and costs nothing.  Rules are written with
 `mesh.numpy` and `apply`, so they have derivatives and batches themselves.
@@ -53,8 +53,8 @@ def backward_of(inner: Inner, primals: Sequence[Array]) -> tuple[list[Array], Pu
     tape: list[tuple[Step, Pull]] = []
     for step in inner.steps:
         inputs = looked_up(step.inputs, environment)
-        wanted = [id(tensor) in active for tensor in step.inputs]
-        results, pull = _forward(step, inputs, wanted)
+        needs_grad = [id(tensor) in active for tensor in step.inputs]
+        results, pull = _forward(step, inputs, needs_grad)
         if pull is not None:
             tape.append((step, pull))
             active.update(id(tensor) for _, tensor in step.outputs if is_continuous(tensor.type))
@@ -75,15 +75,15 @@ def is_continuous(type: TensorType) -> bool:
 # -- the two passes ---------------------------------------------------------------------------------------
 
 
-def _forward(step: Step, inputs: list[Array], wanted: list[bool]) -> tuple[list[Array], Pull | None]:
+def _forward(step: Step, inputs: list[Array], needs_grad: list[bool]) -> tuple[list[Array], Pull | None]:
     """The step's results, and how to pull cotangents through it: None if it passes none."""
-    if not any(wanted) or not any(is_continuous(tensor.type) for _, tensor in step.outputs):
+    if not any(needs_grad) or not any(is_continuous(tensor.type) for _, tensor in step.outputs):
         return rebuilt(step, inputs), None
     row = VJPS.get(step.op) if step.mark is None else Whole(step.mark.vjp)
     if row is None:
         raise missing("vjp", step.op)
     if isinstance(row, Whole):
-        results, pull_whole = row.rule(inputs, wanted, **step.attrs)
+        results, pull_whole = row.rule(inputs, needs_grad, **step.attrs)
         places = [place for place, _ in step.outputs]
 
         def pull(cotangents: Cotangents) -> list[Array | None]:
@@ -94,7 +94,7 @@ def _forward(step: Step, inputs: list[Array], wanted: list[bool]) -> tuple[list[
             return pulled
 
         return [results[place] for place in places], pull
-    rules = [rule if want else None for rule, want in zip(row, wanted, strict=True)]
+    rules = [rule if want else None for rule, want in zip(row, needs_grad, strict=True)]
     (result,) = rebuilt(step, inputs)
     if not any(rules):
         return [result], None
@@ -211,11 +211,11 @@ def _fill(g: Array, x: Array, low: tuple[int, ...], interior: tuple[int, ...]) -
     return mnp.sum(g) - mnp.sum(_unpadded(g, x.shape, low, interior))
 
 
-def _after(inputs: list[Array], wanted: list[bool]) -> tuple[list[Array], Pull]:
+def _after(inputs: list[Array], needs_grad: list[bool]) -> tuple[list[Array], Pull]:
     return [apply("after", *inputs)], lambda cotangents: [*cotangents, *[None] * (len(inputs) - 1)]
 
 
-def _concat(inputs: list[Array], wanted: list[bool], axis: int) -> tuple[list[Array], Pull]:
+def _concat(inputs: list[Array], needs_grad: list[bool], axis: int) -> tuple[list[Array], Pull]:
     ends = [sum(array.shape[axis] for array in inputs[: place + 1]) for place in range(len(inputs))]
 
     def pull(cotangents: Cotangents) -> list[Array | None]:
@@ -223,7 +223,7 @@ def _concat(inputs: list[Array], wanted: list[bool], axis: int) -> tuple[list[Ar
         assert g is not None
         return [
             mnp.moveaxis(mnp.moveaxis(g, axis, 0)[end - array.shape[axis] : end], 0, axis) if want else None
-            for array, end, want in zip(inputs, ends, wanted, strict=True)
+            for array, end, want in zip(inputs, ends, needs_grad, strict=True)
         ]
 
     return [apply("concat", *inputs, axis=axis)], pull
@@ -258,7 +258,7 @@ def product(one: Labelled, other: Labelled, kept: Labels) -> Array:
     return contract(other, one, kept) if (*paired, *free) == kept else contract(one, other, kept)
 
 
-def _composite(inputs: list[Array], wanted: list[bool], **attrs: Any) -> tuple[list[Array], Pull]:
+def _composite(inputs: list[Array], needs_grad: list[bool], **attrs: Any) -> tuple[list[Array], Pull]:
     """Differentiate a composite by its own rule, else by its body, whose intermediate results both passes share."""
     rule = COMPOSITES.get(attrs["name"])
     if rule is None:

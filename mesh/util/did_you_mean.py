@@ -1,7 +1,7 @@
 """Did you mean: arguments that a call does not have, and the ones that were meant.  Pure.
 
-@spelt        # of a public function: InputError instead of Python's TypeError
-@optioned     # the same for a function whose keyword-only arguments are options
+@names_checked  # of a public function: InputError instead of Python's TypeError
+@optioned       # the same for a function whose keyword-only arguments are options
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def meant(name: str, known: Iterable[str]) -> str:
+def suggestion(name: str, known: Iterable[str]) -> str:
     """What to do about a name that is not known."""
     known = tuple(known)
     near = difflib.get_close_matches(name, known, n=1)
@@ -26,7 +26,7 @@ def meant(name: str, known: Iterable[str]) -> str:
     return f"Did you mean {near[0]!r}? {takes}" if near else takes
 
 
-def spelt(function: Callable[P, T]) -> Callable[P, T]:
+def names_checked(function: Callable[P, T]) -> Callable[P, T]:
     """A function that raises InputError where a caller names an argument which it does not have, or forgets one.
     What is raised inside of it stays as it is."""
 
@@ -43,8 +43,8 @@ def spelt(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def optioned(function: Callable[P, T]) -> Callable[P, T]:
-    """`spelt` for options: an unknown keyword is called an option in the error."""
-    parameters, call = _parameters(function), spelt(function)
+    """`names_checked` for options: an unknown keyword is called an option in the error."""
+    parameters, call = _parameters(function), names_checked(function)
     known = {parameter.name for parameter in parameters}
     options = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
 
@@ -52,7 +52,7 @@ def optioned(function: Callable[P, T]) -> Callable[P, T]:
     def called(*args: P.args, **named: P.kwargs) -> T:
         unknown = next((name for name in named if name not in known), None)
         if unknown is not None:
-            raise InputError(f"{function.__name__} has no option {unknown!r}", next_step=meant(unknown, options))
+            raise InputError(f"{function.__name__} has no option {unknown!r}", next_step=suggestion(unknown, options))
         return call(*args, **named)
 
     return called
@@ -80,4 +80,4 @@ def _step(function: Callable[..., Any], named: Mapping[str, Any]) -> str:
         if parameter.kind is not parameter.VAR_KEYWORD and parameter.kind is not parameter.VAR_POSITIONAL
     ]
     unknown = [name for name in named if name not in known]
-    return meant(unknown[0] if unknown else "", known)
+    return suggestion(unknown[0] if unknown else "", known)

@@ -12,7 +12,7 @@ _REDUCE = "Write all_reduce(x, 'dp', '{0}') in a function that is given to mesh.
 
 SUGGESTIONS: dict[str, str] = {
     # the Rust mesh
-    "mesh.NodeId": "A worker goes by its name, or by its Node of mesh.nodes",
+    "mesh.NodeId": "A worker is named, or given as its Node of mesh.nodes",
     "mesh.AllReduce": "Write mesh.collectives.all_reduce(x, 'dp', 'mean')",
     "mesh.ReduceOp": "Name the reduction: all_reduce(x, 'dp', 'mean')",
     "mesh.Placement": "A placement is a strategy: mesh.DataParallel(), mesh.Pipeline(stages=4), mesh.DeviceMap()",
@@ -61,7 +61,7 @@ SUGGESTIONS: dict[str, str] = {
     "mesh.DeviceTensor": "Arrays stay on a mesh as handles: w = m.put(array)",
     # the typed tensor language
     "mesh.ModelParallel": _RUN,
-    "mesh.Device": "A worker goes by its name, and 'NAME:1' is its second device: DeviceMap().layer('embed', 'anna:1')",
+    "mesh.Device": "A worker is named, and 'NAME:1' is its second device: DeviceMap().layer('embed', 'anna:1')",
     "mesh.Schedule": "Name the schedule: mesh.Pipeline(stages=4, micro_batches=8, schedule='gpipe')",
     "mesh.optim.Optimiser.step": "Write trainer.step_with(trainer.forward_backward(batch)), or in a step of your own "
     "updates, state = optimizer.update(gradients, state, params)",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -226,6 +227,20 @@ def test_an_admin_elsewhere_has_tokens_and_an_operator_cannot_throw_it_out(site:
     id = site.ask("ada", "admin", lambda remote: _member(remote))
     refused = run("coord", "nodes", "revoke", id, env=site.env_of("olga", "operator"))
     assert refused.returncode == exit_codes.UNREACHABLE and "only an admin may throw it out" in refused.stderr
+
+
+def test_whoever_changes_the_audit_log_is_found_out(site: Site, tmp_path: Path) -> None:
+    state = Path(site.env["XDG_STATE_HOME"]) / "graph-mesh"
+    whole = run("coord", "authority", "audit", "--json", env=site.env)
+    lines = json.loads(whole.stdout)["lines"]
+    assert whole.returncode == exit_codes.OK and lines > 2 and json.loads(whole.stdout)["changed_at"] == ""
+    changed = shutil.copytree(state, tmp_path / "state", ignore=shutil.ignore_patterns("*.sock")) / MESH / "@authority"
+    log = (changed / "audit.jsonl").read_text().splitlines(keepends=True)
+    (changed / "audit.jsonl").write_text("".join([*log[:2], *log[3:]]))
+    found = run("coord", "authority", "audit", "--state-dir", str(tmp_path / "state"), env=site.env)
+    assert found.returncode == exit_codes.FAILED and "changed at audit.jsonl:3, after 2 lines" in found.stdout
+    elsewhere = run("coord", "authority", "audit", env=site.env_of("ann", "client"))
+    assert elsewhere.returncode == exit_codes.USAGE and "not on this machine" in elsewhere.stderr
 
 
 async def _member(remote: Remote) -> str:

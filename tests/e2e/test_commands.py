@@ -27,6 +27,7 @@ from mesh.commands.coord import parser
 from mesh.commands.flags import timeouts
 from wire.policy.strategies import strategy_of
 
+GPT2 = str(Path(__file__).resolve().parents[1] / "golden" / "huggingface" / "gpt2")
 X = np.linspace(-1, 1, 32, dtype=np.float32).reshape(4, 8)
 W = np.linspace(0, 1, 24, dtype=np.float32).reshape(8, 3)
 
@@ -185,6 +186,12 @@ def test_a_detached_job_is_asked_for_later(served: Served) -> None:
         (("nodes", "--coordinator", "127.0.0.1:1"), exit_codes.UNREACHABLE, "no node answers at 127.0.0.1:1"),
         (("nodes", "--coordinator", "nonsense:port"), exit_codes.USAGE, "Write HOST:PORT"),
         (("serve", "--name", "x", "--host", "203.0.113.1"), exit_codes.USAGE, "cannot listen on port"),
+        (("serve", "--name", "x", "--host", "203.0.113.1"), exit_codes.USAGE, "Choose another with --host"),
+        (("serve", "--name", "x", "--standby", "x:y"), exit_codes.USAGE, "'x:y' is not an address"),
+        (("serve-model", GPT2, "--local", "0"), exit_codes.USAGE, "a mesh has at least one local worker"),
+        (("serve-model", GPT2, "--engine", "cpu"), exit_codes.USAGE, "--engine cpu is for new workers"),
+        (("serve-model", GPT2, "--draft-tokens", "3"), exit_codes.USAGE, "--draft-tokens is for a drafter"),
+        (("serve-model", "", "--port", "0"), exit_codes.USAGE, "no model is named"),
         (("plan", "no.wire", "--mesh", "other"), exit_codes.USAGE, "there is no file no.wire"),
         (
             ("submit", "no.wire", "--coordinator", "127.0.0.1:1"),
@@ -222,6 +229,9 @@ def test_a_port_in_use_is_named(served: Served) -> None:
         (("--device", "nonsense"), "there is no device 'nonsense'. This machine has: "),
         (("--max-memory", "much"), "'much' is not a size"),
         (("--peer", "nonsense:port"), "Write HOST:PORT"),
+        (("--time-limit", "3s"), "--time-limit is for mesh-worker tune"),
+        (("--shape", "sum f32 64x64"), "--shape is for mesh-worker tune"),
+        (("--token-file", "token"), "--token-file is for mesh-worker join"),
         (("--device", "cpu", "--cache-dir", "/proc/none"), "/proc/none"),
     ],
 )

@@ -11,7 +11,7 @@ from support.processes.commands import environment, run
 from mesh.demo.passages import LEFT_OUT, blocks, passages
 from wire.errors import ConfigError
 
-DOCUMENTS = ["--document", "journey.md", "--document", "sessions.md", "--document", "training.md"]
+DOCUMENTS = ["--document", "journey.md"]
 STARTS = 3  # until a plan is one that was deployed before
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,8 @@ import openai
 import pytest
 from support.cases.gguf_files import write_model
 from support.cases.gguf_tokenizers import CHAT, WORDS, byte_level, template, written
-from support.processes.commands import Daemon, daemon, environment, run
+from support.processes.commands import Daemon, environment, run
+from support.processes.model_servers import model_server, openai_client
 
 import mesh
 from mesh.serving.chat_template import load_chat_template
@@ -29,21 +29,14 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    own = tmp_path_factory.mktemp("server")
-    arguments = ("serve-model", str(file), "--port", "0", "--local", "1", "--engine", "cpu")
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        daemon("coord", *arguments, env=environment(own), log=own / "log") as started,
-    ):
-        patch.delenv("SSL_CERT_FILE", raising=False)  # an empty one of the tests, which httpx does not take
+    with model_server(tmp_path_factory.mktemp("server"), str(file)) as started:
         yield started
-        assert started.stop(signal.SIGTERM) == 0, started.log.read_text()
 
 
 @pytest.fixture(scope="module")
 def client(server: Daemon) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=server.ready["url"] + "/v1", api_key="none", max_retries=0) as made:
-        yield made
+    with openai_client(server) as client:
+        yield client
 
 
 def test_a_conversation_is_answered_by_the_template_and_tokens_of_the_file(file: Path, client: openai.OpenAI) -> None:

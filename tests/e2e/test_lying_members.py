@@ -194,7 +194,7 @@ async def test_nobody_without_a_part_gives_a_result(scene: Scene, role: str) -> 
 
 async def test_tensors_between_parts_come_from_nobody_else(scene: Scene) -> None:
     """A worker without a part pushes tensors for coming steps, and leaves; a client gets no link."""
-    with pytest.raises(NoCoordinator, match="is a worker, not a coordinator"):
+    with pytest.raises(NoCoordinator, match="a worker, not a coordinator: it takes no links from clients"):
         await scene.liars["client"].link(scene.workers[0])
     for _ in range(3):
         for port in scene.workers:
@@ -363,7 +363,7 @@ async def quickly_sent(link: Any, body: Message, way: Way) -> str:
         match way:
             case Way.REQUEST:
                 await link.request(body, timeout_s=0.2)
-            case Way.NOTE:
+            case Way.NOTIFICATION:
                 link.notify(body)
             case Way.STREAM:
                 async with asyncio.timeout(0.2):

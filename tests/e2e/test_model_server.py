@@ -23,6 +23,7 @@ import pytest
 from openai.types.chat import ChatCompletion
 from support.cases.served_models import GOLDEN, llama_folder
 from support.processes.commands import Daemon, command, daemon, environment, run
+from support.processes.model_servers import model_server, openai_client
 
 import mesh
 from coordinator.authority.authority import Authority
@@ -66,21 +67,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     own = tmp_path_factory.mktemp("server")
     plain = llama_folder(own / "plain", template="", positions=64, seed=1)
-    arguments = (
-        "serve-model", str(folder), f"minilm={model_folder()}", f"plain={plain}", "--port", "0", "--local", "1",
-        "--engine", "cpu", "--max-batch", "4", "--queue", "4",
-    )  # fmt: skip
-    with daemon("coord", *arguments, env=environment(own), log=own / "log") as started:
+    models = str(folder), f"minilm={model_folder()}", f"plain={plain}"
+    with model_server(own, *models, "--max-batch", "4", "--queue", "4") as started:
         yield started
-        assert started.stop(signal.SIGTERM) == 0, started.log.read_text()
 
 
 @pytest.fixture(scope="module")
 def client(server: Daemon) -> Iterator[openai.OpenAI]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("SSL_CERT_FILE", raising=False)  # an empty one of the tests, which httpx does not take
-        with openai.OpenAI(base_url=server.ready["url"] + "/v1", api_key="none", max_retries=0) as made:
-            yield made
+    with openai_client(server) as client:
+        yield client
 
 
 def said(client: openai.OpenAI, **more: Any) -> ChatCompletion:
@@ -210,7 +205,7 @@ def test_a_tool_is_called_where_it_has_to_be(client: openai.OpenAI) -> None:
         assert 1 <= arguments["days"] <= 9
         back: Any = [*HELLO, answer.message.model_dump(exclude_none=True)]
         back.append({"role": "tool", "tool_call_id": call.id, "content": "sunny"})
-        assert said(client, messages=back, tools=tools).choices[0].message.content is not None
+        assert said(client, messages=back, tools=tools, temperature=0).choices[0].message.content
     stream = client.chat.completions.create(
         model="llama", messages=HELLO, tools=[TOOL], tool_choice="required", stream=True, max_completion_tokens=60
     )
@@ -469,7 +464,8 @@ def test_without_a_mesh_one_worker_of_this_machine_computes(folder: Path, tmp_pa
     """As docs/serving.md says of a user who has joined no mesh."""
     arguments = ("serve-model", str(folder), "--engine", "cpu", "--port", "0")
     with daemon("coord", *arguments, env=environment(tmp_path), log=tmp_path / "log") as started:
-        body = json.dumps({"model": "llama", "messages": HELLO, "max_completion_tokens": 2}).encode()
+        asked = {"model": "llama", "messages": HELLO, "max_completion_tokens": 2, "temperature": 0}
+        body = json.dumps(asked).encode()
         url, headers = f"{started.ready['url']}/v1/chat/completions", {"Content-Type": "application/json"}
         with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=120) as answer:
             assert json.load(answer)["usage"]["completion_tokens"] == 2

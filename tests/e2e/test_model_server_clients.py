@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import signal
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import numpy as np
 import openai
 import pytest
 from support.cases.served_models import llama_folder
-from support.processes.commands import Daemon, daemon, environment
+from support.processes.commands import Daemon
+from support.processes.model_servers import model_server, openai_client
 
 import mesh
 from mesh.importers.minilm import model_folder
@@ -24,6 +23,9 @@ from mesh.inference.tokenizer import Tokenizer
 with pytest.MonkeyPatch.context() as _patch:  # it makes a client when it is imported
     _patch.delenv("SSL_CERT_FILE", raising=False)
     import ollama
+
+if TYPE_CHECKING:  # importing it takes 1.5 s, and every process of the tests imports this file
+    import anthropic
 
 SCHEMA = {
     "type": "object",
@@ -41,22 +43,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    own = tmp_path_factory.mktemp("server")
-    arguments = (
-        "serve-model", str(folder), f"minilm={model_folder()}", "--port", "0", "--local", "1",
-        "--engine", "cpu",
-    )  # fmt: skip
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        daemon("coord", *arguments, env=environment(own), log=own / "log") as started,
-    ):
-        patch.delenv("SSL_CERT_FILE", raising=False)  # an empty one of the tests, which the clients do not take
+    with model_server(tmp_path_factory.mktemp("server"), str(folder), f"minilm={model_folder()}") as started:
         yield started
-        assert started.stop(signal.SIGTERM) == 0, started.log.read_text()
 
 
 @pytest.fixture(scope="module")
 def claude(server: Daemon) -> Iterator[anthropic.Anthropic]:
+    import anthropic
+
     with anthropic.Anthropic(base_url=server.ready["url"], api_key="none", max_retries=0) as made:
         yield made
 
@@ -68,8 +62,8 @@ def llamas(server: Daemon) -> ollama.Client:
 
 @pytest.fixture(scope="module")
 def openais(server: Daemon) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=server.ready["url"] + "/v1", api_key="none", max_retries=0) as made:
-        yield made
+    with openai_client(server) as client:
+        yield client
 
 
 # -- Anthropic
@@ -143,6 +137,8 @@ def test_anthropic_tools_and_their_results(claude: anthropic.Anthropic) -> None:
     ],
 )
 def test_anthropic_errors(claude: anthropic.Anthropic, more: dict[str, Any], status: int, kind: str, why: str) -> None:
+    import anthropic
+
     body = {"model": "llama", "max_tokens": 5, "messages": HELLO, **more}
     with pytest.raises(anthropic.APIStatusError) as caught:
         claude.post("/v1/messages", body=body, cast_to=object)

@@ -18,8 +18,9 @@ from typing import Any
 import openai
 import pytest
 from support.cases.served_models import llama_folder
-from support.processes.commands import Daemon, daemon, environment, run, wait_for
+from support.processes.commands import Daemon, environment, run, wait_for
 from support.processes.footprint import footprint
+from support.processes.model_servers import model_server, openai_client
 from support.processes.worker_process import children
 
 with pytest.MonkeyPatch.context() as _patch:  # it makes a client when it is imported
@@ -42,23 +43,14 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def server(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     own = tmp_path_factory.mktemp("server")
-    arguments = (
-        "serve-model", *map(str, folders.values()), "--port", "0", "--local", "1", "--engine", "cpu",
-        "--unload-after", f"{KEPT_S}s", "-v",
-    )  # fmt: skip
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        daemon("coord", *arguments, env=environment(own), log=own / "log") as started,
-    ):
-        patch.delenv("SSL_CERT_FILE", raising=False)  # an empty one of the tests, which httpx does not take
+    with model_server(own, *map(str, folders.values()), "--unload-after", f"{KEPT_S}s", "-v") as started:
         yield started
-        assert started.stop(signal.SIGTERM) == 0, started.log.read_text()
 
 
 @pytest.fixture(scope="module")
 def client(server: Daemon) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=server.ready["url"] + "/v1", api_key="none", max_retries=0) as made:
-        yield made
+    with openai_client(server) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")

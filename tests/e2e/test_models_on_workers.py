@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pytest
 from support.processes.commands import PATIENT_S, until_by_the_same_plan, until_they_work
 from support.rounding import RECORDED, allowed_of_model, assert_rounds_alike
 
@@ -25,11 +26,15 @@ def reference(name: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     return values, outputs
 
 
-def test_every_family_runs_over_three_workers() -> None:
+FAMILIES = sorted(folder for folder in GOLDEN.iterdir() if folder.is_dir())
+
+
+@pytest.mark.parametrize(
+    "folders", [FAMILIES[::3], pytest.param(FAMILIES, marks=pytest.mark.long)], ids=["some", "all"]
+)
+def test_families_run_over_three_workers(folders: list[Path]) -> None:
     with Mesh.builder().mesh("models").local(3).node_timeout(PATIENT_S).build() as workers:
-        for folder in sorted(GOLDEN.iterdir()):
-            if not folder.is_dir():
-                continue
+        for folder in folders:
             inputs, wanted = reference(folder.name)
             model = mesh.load(folder)
             bounds = allowed_of_model(model, inputs, RECORDED["huggingface"])

@@ -60,7 +60,7 @@ def test_a_replica_killed_under_streams_fails_none_and_changes_no_token(
         "--local",
         "2",
         "--engine",
-        "native",
+        "cpu",
         "--replicas",
         "2",
         "-v",

@@ -30,6 +30,7 @@ from support.processes.commands import (
     until_they_work,
     wait_for,
 )
+from support.processes.durable import free_port
 
 import mesh.numpy as mnp
 from mesh import AsyncMesh, Mesh, errors, trace
@@ -308,6 +309,16 @@ def test_a_second_coordinator_for_the_same_worker_is_refused_and_told_who_has_it
     with pytest.raises(errors.Busy, match="this worker serves coordinator"):
         Mesh.builder().mesh("serve").node(worker).build()
     wait_for(lambda: node_states(site.coordinator) == {"one": "healthy", "two": "healthy"})
+
+
+def test_a_worker_that_does_not_answer_yet_is_dialled_until_it_does(tmp_path: Path) -> None:
+    port, env = free_port(), environment(tmp_path, MESH_NAME="late")
+    log = tmp_path / "coordinator.log"
+    with sites.serving(tmp_path, env, "--peer", f"127.0.0.1:{port}") as coordinator:
+        wait_for(lambda: "this worker is dialled again until it answers" in log.read_text())
+        words = ("worker", "--no-mdns", "--device", "cpu", "--port", str(port), "--name", "late")
+        with daemon(*words, env=env, log=tmp_path / "late.log"):
+            wait_for(lambda: node_states(coordinator) == {"late": "healthy"})
 
 
 def test_asking_a_worker_instead_of_a_coordinator_says_what_to_name(site: Site) -> None:

@@ -12,19 +12,17 @@ from __future__ import annotations
 import json
 import os
 import resource
-import shutil
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from tempfile import mkdtemp
 
 import numpy as np
 import pytest
-from support.processes.soak import COORDINATOR, LASTING, Site
+from support.processes.soak import COORDINATOR, LASTING, Answers, Site
+from support.processes.soak_growth import can_mount, folder_alone, grown, judged, tell_growth
 
 FILES_MAX = 1024  # of each process
 EVERY_S = 10.0
@@ -32,28 +30,6 @@ FULL_S = 60.0
 WARM = 1 / 3  # of the half that is judged: who was killed last has to grow to its size
 LATE_S = 45.0  # without an answer of one kind: nothing more breaks until there is one, on a machine with much to do
 HUNG_S = 240.0  # without an answer of one kind
-GROWS_KIB_H, GROWS_FILES_H = 16 * 1024.0, 8.0  # the most that anything may grow in an hour
-JUDGED = (*(f"{name} {what}" for name in sorted(LASTING) for what in ("KiB", "files")),)
-TOGETHER = ("all of /dev/shm, KiB", "all of the disk, KiB")
-
-
-def slope_per_h(seconds: Sequence[float], amounts: Sequence[float]) -> float:
-    """Of the straight line through them, by least squares."""
-    return float(np.polyfit(np.asarray(seconds) / 3600.0, np.asarray(amounts), 1)[0])
-
-
-def grown(samples: Sequence[tuple[float, Mapping[str, float]]]) -> dict[str, float]:
-    """What grows faster than it may, and by how much in an hour.  A line through less than half an hour says little:
-    there the bound is for half an hour."""
-    seconds = [at_s for at_s, _ in samples]
-    stretch_h = max(seconds[-1] - seconds[0], 1.0) / 3600.0
-    found = {}
-    for name in (*JUDGED, *TOGETHER):
-        slope = slope_per_h(seconds, [held[name] for _, held in samples])
-        most = GROWS_FILES_H if name.endswith("files") else GROWS_KIB_H
-        if slope > most * max(1.0, 0.5 / stretch_h):
-            found[name] = slope
-    return found
 
 
 def soak(minutes: float, seed: int, folder: Path) -> None:
@@ -62,7 +38,10 @@ def soak(minutes: float, seed: int, folder: Path) -> None:
     done: Counter[str] = Counter()
     began_s = time.monotonic()
     until_s, over = began_s + minutes * 60, threading.Event()
-    with Site(folder, seed) as site, (folder / "samples").open("w") as written, (folder / "faults").open("w") as told:
+    with (
+        Site(folder, seed, Answers()) as site, (folder / "samples").open("w") as written,
+        (folder / "faults").open("w") as told,
+    ):  # fmt: skip
 
         def watch() -> None:
             while not over.wait(EVERY_S):
@@ -96,7 +75,7 @@ def soak(minutes: float, seed: int, folder: Path) -> None:
         answers = site.answers
         assert not (failed or site.ended or answers.wrong), (failed, site.ended, answers.wrong)
         starts = {name: part.starts for name, part in site.parts.items()}
-    judged = [(at_s, held) for at_s, held in samples if at_s > minutes * 30 * (1 + WARM)]
+    late = [(at_s, held) for at_s, held in samples if at_s > minutes * 30 * (1 + WARM)]
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     core = (used.ru_utime + used.ru_stime) / (time.monotonic() - began_s)
     withheld = done["nothing, since"]
@@ -105,22 +84,13 @@ def soak(minutes: float, seed: int, folder: Path) -> None:
     print("answers, all right:", dict(answers.count), f"and {answers.full} refused while the disk was full")
     print("the longest wait for the next one, s:", dict(answers.longest_s))
     print("starts:", starts)
-    for name in (*JUDGED, *TOGETHER):
-        seconds, amounts = [at_s for at_s, _ in judged], [held[name] for _, held in judged]
-        slope = slope_per_h(seconds, amounts)
-        print(f"{name}: {np.median(amounts):.0f}, at most {max(held[name] for _, held in samples):.0f}; {slope:+.0f}/h")
+    tell_growth(samples, late, LASTING)
     assert answers.full > 0, "the disk was never full"
-    assert not (grew := grown(judged)), grew
-
-
-def _alone() -> bool:
-    """Whether this process may have mounts of its own."""
-    words = ("unshare", "--mount", "true")
-    return sys.platform == "linux" and shutil.which("unshare") is not None and not subprocess.run(words).returncode
+    assert not (grew := grown(late, LASTING)), grew
 
 
 @pytest.mark.long
-@pytest.mark.skipif(not _alone(), reason="it mounts file systems of its own")
+@pytest.mark.skipif(not can_mount(), reason="it mounts file systems of its own")
 def test_nothing_is_wrong_missing_or_growing_under_a_fault_every_ten_seconds(tmp_path: Path) -> None:
     words = [sys.executable, __file__, "20", "0", str(tmp_path / "soak")]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -129,28 +99,21 @@ def test_nothing_is_wrong_missing_or_growing_under_a_fault_every_ten_seconds(tmp
 
 
 def test_what_grows_is_found() -> None:
-    steady = dict.fromkeys((*JUDGED, *TOGETHER), 1000.0)
+    steady = dict.fromkeys(judged(LASTING), 1000.0)
     chance = np.random.default_rng(0)
     flat = [(10.0 * place, {n: v + chance.uniform(0, 500) for n, v in steady.items()}) for place in range(200)]
     files = f"{COORDINATOR} files"
     for _, held in flat:  # files come and go by a few, not by hundreds as KiB do: their bound is tighter
         held.update((name, 40.0 + float(chance.integers(6))) for name in held if name.endswith("files"))
-    assert not grown(flat)
+    assert not grown(flat, LASTING)
     leaks = [(at_s, {**held, "one KiB": held["one KiB"] + 8 * at_s}) for at_s, held in flat]
-    assert grown(leaks).keys() == {"one KiB"}
+    assert grown(leaks, LASTING).keys() == {"one KiB"}
     opens = [(at_s, {**held, files: held[files] + at_s / 200}) for at_s, held in flat]
-    assert grown(opens).keys() == {files}
+    assert grown(opens, LASTING).keys() == {files}
 
 
 def main(minutes: str, seed: str = "0", folder: str = "") -> None:
-    if "SOAK_ALONE" not in os.environ:  # mounts of its own: /dev/shm is what these processes have there and no more
-        os.environ["SOAK_ALONE"] = "1"
-        os.execvp("unshare", ["unshare", "--mount", sys.executable, *sys.argv])
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2g", "tmpfs", "/dev/shm"], check=True)
-    made = Path(folder or mkdtemp(prefix="soak-"))
-    made.mkdir(parents=True, exist_ok=True)
-    print(f"logs, samples and faults are in {made}", flush=True)
-    soak(float(minutes), int(seed), made)
+    soak(float(minutes), int(seed), folder_alone(folder, "soak-"))
 
 
 if __name__ == "__main__":

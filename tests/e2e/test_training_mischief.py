@@ -23,10 +23,12 @@ from typing import Any
 import numpy as np
 import pytest
 from support.by_seed import asked, run_seeds
+from support.cases.training import flat_params
 from support.cases.training import loss_of_rows as loss
 from support.processes.footprint import MEMORY_FOLDER, open_files
+from support.processes.worker_process import children
 
-from mesh import DataParallel, DistributedTrainer, FullySharded, Mesh, Pipeline, TensorParallel, optim, tree
+from mesh import DataParallel, DistributedTrainer, FullySharded, Mesh, Pipeline, TensorParallel, optim
 from mesh.errors import DeviceLost, MeshError, NodeLost, PlacementError
 from mesh.training import Callback, StepReport, TopK
 
@@ -57,22 +59,12 @@ def trainer(**wishes: Any) -> DistributedTrainer:
     return DistributedTrainer(loss, params, optimizer=optim.adam(1e-2), **wishes)
 
 
-def flat(found: DistributedTrainer) -> Any:
-    return np.concatenate([np.ravel(leaf) for leaf in tree.leaves(found.params)])
-
-
 @cache
 def undisturbed(way: str, epochs: int) -> Any:
     wishes, instead, _ = WAYS[way]
     alone = trainer(**{**wishes, **instead})
     alone.fit((X, Y), epochs=epochs, batch_size=BATCH)
-    return flat(alone)
-
-
-def children(pid: int) -> list[int]:
-    with contextlib.suppress(OSError):
-        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return []
+    return flat_params(alone)
 
 
 class Mischief(threading.Thread):
@@ -186,9 +178,9 @@ def round_of(seed: int) -> Counter[str]:
             if beside is not None:
                 beside.join()
                 assert beside.error is None, beside.error
-                assert np.array_equal(flat(beside.trainer), undisturbed("deterministic", 6)), "beside another"
+                assert np.array_equal(flat_params(beside.trainer), undisturbed("deterministic", 6)), "beside another"
         if near < np.inf and epochs:
-            np.testing.assert_allclose(flat(found), undisturbed(way, epochs), rtol=0, atol=near)
+            np.testing.assert_allclose(flat_params(found), undisturbed(way, epochs), rtol=0, atol=near)
         del found, beside, mesh
         check_nothing_left(before, shared)
     except BaseException as error:

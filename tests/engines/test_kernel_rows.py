@@ -232,7 +232,7 @@ def test_an_engine_from_before_says_that_it_cannot_tell() -> None:
     class Old:
         info = CpuEngine().info
 
-    with pytest.raises(Unsupported, match="the engine cpu does not tell what its kernels are"):
+    with pytest.raises(Unsupported, match="the engine cpu does not report its kernels"):
         explained(Old(), None)  # type: ignore[arg-type]
 
 

@@ -20,7 +20,7 @@ from wire.ir.dtypes import BOOL, F32
 from wire.ir.graph import GraphBuilder, WireGraph
 from wire.ir.types import TensorType
 from worker.compiler.inline_composites import inline_composites
-from worker.cpu import CpuEngine, engine
+from worker.cpu import CpuEngine, engine, inplace_analysis
 from worker.cpu.engine import KERNELS, compile_graph, run
 from worker.cpu.inplace_analysis import FRESH, Spare
 from worker.engine.donation import Lent
@@ -126,8 +126,39 @@ def test_a_cache_is_written_where_it_is_also_inside_a_branch() -> None:
     assert sum(undo.old.nbytes for undo in lent.undo) == WIDTH // 2 * 4, "no more is remembered than was written"
 
 
-@pytest.mark.parametrize(("chunk", "drafts"), [(1, 0), (4, 0), (8, 2)])
-@pytest.mark.parametrize("make", [CpuEngine, partial(NativeEngine, threads=1)], ids=["cpu", "native"])
+def test_a_branch_inside_others_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A choice of one among many is a cond in a cond: the last of them would be searched for each one around it."""
+    searched: list[WireGraph] = []
+
+    def noting(graph: WireGraph) -> WireGraph:
+        searched.append(graph)
+        return inline_composites(graph)
+
+    def row_set(builder: GraphBuilder, _: int, cache: int, at: int, row: int) -> list[int]:
+        return [builder.add("scatter", cache, builder.add("reshape", at, shape=(1,)), row, axis=0, mode="set")]
+
+    def chosen_from(rest: WireGraph) -> WireGraph:
+        def choice(builder: GraphBuilder, *operands: int) -> list[int]:
+            return siblings(builder, "cond", operands[0], *operands, count=1, then=first, otherwise=rest)
+
+        return graph_of(kinds, choice)
+
+    kinds = [TensorType((), BOOL), KIND, SCALAR, ROW]
+    first = last = graph_of(kinds, row_set)
+    for _ in range(6):
+        last = chosen_from(last)
+    monkeypatch.setattr(inplace_analysis, "inline_composites", noting)
+    compile_graph(last)
+    assert len(searched) == len({id(graph) for graph in searched}) == 6
+
+
+@pytest.mark.parametrize(
+    ("make", "chunk", "drafts"),
+    [
+        (CpuEngine, 1, 0), (CpuEngine, 4, 0), (CpuEngine, 8, 2), (partial(NativeEngine, threads=1), 4, 0),
+        *(pytest.param(partial(NativeEngine, threads=1), *room, marks=pytest.mark.long) for room in ((1, 0), (8, 2))),
+    ],
+)  # fmt: skip
 def test_a_step_of_texts_writes_the_rows_of_their_tokens_and_copies_no_cache(
     make: Any, chunk: int, drafts: int
 ) -> None:

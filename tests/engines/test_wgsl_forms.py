@@ -1,6 +1,6 @@
 """The forms of kernels that tuning chooses among: each gives what numpy does in float64, within what WebGPU promises.
 
-conftest.py has Dawn judge each text that is made here.
+conftest.py has Dawn check each text that is made here.
 """
 
 from __future__ import annotations

@@ -101,13 +101,12 @@ def test_handles_bind_params_and_unused_ones_vanish() -> None:
     assert list(bound.inputs) == ["x"]
 
 
-def test_closed_over_handles_are_params_named_by_content() -> None:
-    handle = handle_of(W)
-    traced = mesh.trace_full(lambda x: x @ handle, X)
-    (name,) = traced.graph.param_types
-    assert name == f"closure/{handle.address.hex()[:32]}"
-    assert traced.bind(X).params == {name: handle}
-    np.testing.assert_allclose(mesh.evaluate(lambda x: x @ handle, X), X @ W)
+def test_closed_over_handles_are_params_by_their_names_or_where_these_say_too_little_by_content() -> None:
+    named, alike, other, plain = handle_of(W, "w"), handle_of(W, "v"), handle_of(W + 1, "w"), handle_of(W + 2)
+    traced = mesh.trace_full(lambda x: x @ named + x @ alike + x @ other + x @ plain, X)
+    wanted = {"closure/w": named} | {f"closure/{each.address.hex()[:32]}": each for each in (other, plain)}
+    assert traced.bind(X).params == wanted and set(traced.graph.param_types) == set(wanted)
+    np.testing.assert_allclose(mesh.evaluate(lambda x: x @ named, X), X @ W)
 
 
 def test_closed_over_arrays_are_constants_and_large_ones_blobs() -> None:

@@ -11,11 +11,15 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 CONSTANT = re.compile(r"_?[A-Z][A-Z0-9_]*")
+# What the text of a file has that replaces any.  To parse all tests takes three seconds, and few have this.
+REPLACES = re.compile(r"\.(?:setattr|patch|object)\b|\._?[A-Z][A-Z0-9_]*\s*=(?!=)")
 OF_TESTS = frozenset({"long_run", "processors"})  # modules of tests/ that are tested themselves
 
 
 def replaced_constants(source: str) -> Iterator[str]:
     """The constants that `monkeypatch.setattr`, `mock.patch` or an assignment to a module replaces, as "line: name"."""
+    if not REPLACES.search(source):
+        return
     tree = ast.parse(source)
     modules = {
         alias.asname or alias.name.partition(".")[0]

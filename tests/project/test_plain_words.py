@@ -11,6 +11,7 @@ from support.documents import Document, document
 PAGES = (
     "README.md",
     "docs/architecture.md",
+    "docs/array-api.md",
     "docs/journey.md",
     "docs/training.md",
     "docs/training-details.md",
@@ -26,6 +27,25 @@ PAGES = (
     "docs/trust.md",
     "docs/threat-model.md",
     "SECURITY.md",
+    "docs/features.md",
+    "docs/benchmarks.md",
+    "docs/bounds.md",
+    "docs/coding.md",
+    "docs/collectives.md",
+    "docs/configuration.md",
+    "docs/control-flow.md",
+    "docs/deadlines.md",
+    "docs/native.md",
+    "docs/nn.md",
+    "docs/ops.md",
+    "docs/originals.md",
+    "docs/protocol.md",
+    "docs/scripts.md",
+    "docs/simulation.md",
+    "docs/standby.md",
+    "docs/testing.md",
+    "docs/transforms.md",
+    "docs/wgsl.md",
 )
 # By what they match: the words that a reader knows instead.
 PLAIN = {
@@ -44,6 +64,7 @@ PLAIN = {
     r"shelf|shelves": "shared region",
     r"doors?": "listener, interface",
     r"notes?": "message",
+    r"whoever|somebody|anybody": "the process, the worker, the program, the user",
     r"tellers?|referees?|judges?|judged|judging": "reporter, failure detector",
 }
 MESH_AS_AN_OBJECT = re.compile(r"\bas mesh\b|\bmesh_\w*|^ *mesh = ", re.MULTILINE)

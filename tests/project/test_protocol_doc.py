@@ -46,7 +46,7 @@ def test_every_table_stands_there_once(name: str) -> None:
         f"now {text(PROTOCOL)}.",
         f"Magic is `{MAGIC.decode()}`",
         f"| format | {FORMAT} |",
-        f"up to {INLINE_BYTES_MAX >> 10} KiB rides",
+        f"tensor of up to {INLINE_BYTES_MAX >> 10} KiB",
         f"`{SERVICE}`",
         f"{addresses.PORT} to {addresses.LAST_PORT}",
         f"coordinator's port + {join_port.PORT_OFFSET}.",
@@ -56,18 +56,18 @@ def test_every_table_stands_there_once(name: str) -> None:
         f"A handshake has {LAN.tls_handshake_s:g} s.",
         f"at most {join_protocol.STRANGER_BYTES_MAX >> 10} KiB from the other",
         f"{join_protocol.GRANT_BYTES_MAX >> 10} KiB of Grant",
-        f"TLS begins every {tls_listener.TURN_S * 1000:g} ms",
+        f"One TLS handshake begins every {tls_listener.TURN_S * 1000:g} ms",
         f"at most {GATE.strangers_max} callers at once, and at most {GATE.strangers_per_origin_max} of one origin",
         f"From the {GATE.questions_per_origin + 1}th question of an origin",
-        f"the {GATE.questions + 1}st of all within a minute on, the answer comes {GATE.delay_s:g} s later",
+        f"the {GATE.questions + 1}st of all within a minute on, the answer is sent {GATE.delay_s:g} s later",
         f"It may ask {token_table.ASKED_MAX} times",
         f"at most {announcements.CANDIDATES_MAX} candidates with at most {announcements.ADDRESSES_MAX} addresses each",
         f"for at most {announcements.TTL_S} s after they were last heard",
         f"dials one at most every {LAN.discovery_redial_s:g} s",
-        f"At most {mdns.ADVERTS_PER_S_MAX} adverts are read in a second, and none longer than 1,024 bytes",
+        f"A node reads at most {mdns.ADVERTS_PER_S_MAX} announcements in a second, and none longer than 1,024 bytes",
         f"divided by {announcements.BUCKET_S:g} and rounded down",
-        f"every {mdns.ASK_S:g} s unless it heard another ask",
-        f"Interfaces are looked at every {mdns.LOOK_S:g} s",
+        f"every {mdns.ASK_S:g} s, unless it heard another node ask",
+        f"checks its interfaces every {mdns.LOOK_S:g} s",
     ],
 )
 def test_its_numbers_are_those_of_the_code(says: str) -> None:
@@ -89,7 +89,7 @@ def test_sections_that_files_refer_to_exist() -> None:
     assert named and named <= titles, named - titles
 
 
-def test_it_is_told_how_a_hello_begins() -> None:
+def test_it_says_how_a_hello_begins() -> None:
     from support.frames import FRAMES
 
     assert encode(FRAMES[0]).hex(" ") in DOCUMENT

@@ -34,6 +34,7 @@ from wire.bounds import (
 )
 from wire.limits import MIB, REPORT_CHARS_MAX
 from wire.protocol.messages import AwaitJob, JobAccepted, JobResult
+from wire.system import malloc
 
 
 def test_of_many_results_the_latest_are_ready_and_all_can_be_had() -> None:
@@ -51,6 +52,28 @@ def test_of_many_results_the_latest_are_ready_and_all_can_be_had() -> None:
         for name in names:
             await client.check(name)
         assert len(service._published) == RESULTS_READY.most and len(service._recent) == JOBS_IN_MEMORY.most
+        await client.endpoint.close()
+
+    simulate_durable(1, 0, scenario, mortal=False)
+
+
+def test_memory_goes_back_a_while_after_work_and_not_again_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    returned = list[int]()
+    monkeypatch.setattr(malloc, "give_back", lambda: returned.append(1))
+
+    async def scenario(cluster: DurableCluster) -> None:
+        await asyncio.sleep(60.0)  # the workers have joined
+        returned.clear()
+        client = Client(cluster, "ann")
+        for number in range(3):
+            client.jobs[name := f"job-{number}"] = Job.of(number, "single")
+            await client.ask(submission(name, client.jobs[name], detach=True), JobAccepted)
+            await client.check(name)
+        assert not returned, "not while it is at work"
+        await asyncio.sleep(60.0)
+        assert len(returned) == 1, "once for all that ended until then"
+        await asyncio.sleep(600.0)
+        assert len(returned) == 1
         await client.endpoint.close()
 
     simulate_durable(1, 0, scenario, mortal=False)

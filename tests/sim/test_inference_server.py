@@ -67,7 +67,7 @@ def test_two_models_at_once_and_what_is_told_of_them() -> None:
             server.load_model("other", MODELS / "bert", max_batch=2.5)
         with pytest.raises(InputError, match=r"3 is no model\. Give a path"):
             server.load_model("other", 3)
-        with pytest.raises(InputError, match="a model's name is a str, got 3"):
+        with pytest.raises(InputError, match="a model's name has one or more characters that print, got 3"):
             server.load_model(3, MODELS / "bert")
         with pytest.raises(InputError, match="has at least one token"):
             server.generate("llama", [])
@@ -92,8 +92,8 @@ def test_two_models_at_once_and_what_is_told_of_them() -> None:
         ({"strategy": "pipelin"}, "strategy='pipelin' is not known"),
         ({"mode": None}, "mode=None is not known"),
         ({"copies": "bud"}, "copies='bud' is not known"),
-        ({"name": ""}, "a model's name is a str, got ''"),
-        ({"model": ""}, "config.json does not exist"),
+        ({"name": ""}, "a model's name has one or more characters that print, got ''"),
+        ({"model": ""}, "no model is named: the text is empty"),
         ({"model": []}, r"\[\] is no model"),
     ],
 )

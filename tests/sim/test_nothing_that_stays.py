@@ -17,6 +17,7 @@ import pytest
 
 from mesh import Mesh
 from mesh.client.mesh import Session
+from worker.engine_host.host import Host
 
 ROUNDS = 3
 X = np.ones(4, np.float32)
@@ -106,3 +107,26 @@ def test_nothing_stays_of(work: Callable[[Work], None], warm: int, times: int, m
             more = {name: count for name, count in (objects_then - objects).most_common(9) if count > times // 4}
             grown.append(((blocks_then - blocks) / times, more))
         assert min(grown, key=lambda each: each[0])[0] < most, grown
+
+
+def _called(mesh: Mesh, factor: float) -> None:
+    mesh.run(lambda x: x * factor, X)
+
+
+def _session(mesh: Mesh, factor: float) -> None:
+    with mesh.session(lambda state, x: (state * factor + x, state), X, X) as session:
+        session.step(X).result()
+
+
+@pytest.mark.parametrize(("use", "times"), [(_session, 40), (_called, 110)], ids=["session", "call"])
+def test_a_program_that_was_used_once_leaves_no_graph(use: Callable[[Mesh, float], None], times: int) -> None:
+    """Plans of the latest calls are remembered, and nothing else that has a graph."""
+    with Mesh.builder().simulate(2).build() as mesh:
+        counts = []
+        for first in (2, 2 + times):
+            for number in range(first, first + times):
+                use(mesh, float(number))
+            for host in [each for each in gc.get_objects() if isinstance(each, Host)]:
+                host._executables.clear()  # what workers have compiled has a test of its own
+            counts.append(_held()[1]["WireGraph"])
+    assert counts[1] - counts[0] < times // 8, counts

@@ -15,7 +15,9 @@ from coordinator.plan_service import warm_up
 from coordinator.plan_service.plan_service import LOOK_S, MADE_AHEAD, SETTLE_S
 from coordinator.plan_service.planner_client import InProcessPlanner
 from coordinator.plan_service.warm_up import QUIET_S
+from coordinator.planning.contingency import ContingencyPlans
 from coordinator.planning.model.plan import Plan
+from coordinator.planning.model.profiles import Profiles
 from coordinator.planning.model.program import Program
 from coordinator.planning.plan_codec import AnyQuestion, plan_from
 from coordinator.workers.call_report import CallReport
@@ -335,6 +337,34 @@ def test_a_rehearsal_that_fails_keeps_no_other_from_being_rehearsed(
         assert all(row["rehearsed"] for row in preview["deaths"]), "or was tried"
 
     simulate(scenario, devices=four(), plan_ahead_min=0)
+
+
+def test_a_plan_that_is_forgotten_before_its_rehearsal_begins_is_none_to_rehearse(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A worker that dies between the choice of a plan and its rehearsal makes other plans of all."""
+    choose, forgotten = ContingencyPlans.unrehearsed, list[AnyQuestion]()
+
+    def forgets(plans: ContingencyPlans) -> tuple[Program, AnyQuestion] | None:
+        chosen = choose(plans)
+        if chosen is not None and not forgotten:
+            forgotten.append(chosen[1])
+            asyncio.get_running_loop().call_soon(plans.expect, Profiles(()))
+        return chosen
+
+    async def scenario(cluster: Cluster) -> None:
+        monkeypatch.setattr(ContingencyPlans, "unrehearsed", forgets)
+        await ask(cluster)
+        await asyncio.sleep(SETTLED_S)
+        assert forgotten
+        cluster.kill("sim-3")
+        await ask(cluster)
+        await asyncio.sleep(SETTLED_S)
+        preview = await cluster.coordinator.preview(tower().graph, "pipeline")
+        assert preview["deaths"] and all(row["rehearsed"] for row in preview["deaths"])
+
+    simulate(scenario, devices=four(), plan_ahead_min=0)
+    assert "failed" not in caplog.text
 
 
 @pytest.mark.parametrize("seed", range(3))  # of 3, 4 and 5 workers

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.cases.training import first_state
+from support.cases.training import first_state, flat_params
 
 import mesh.numpy as mnp
-from mesh import DistributedTrainer, Mesh, optim, tree
+from mesh import DistributedTrainer, Mesh, optim
 
 ROWS, STEPS, RANKS = 16, 2, 2
 X = np.random.default_rng(3).normal(size=(ROWS, 8)).astype(np.float32)
@@ -27,10 +27,6 @@ def trainer() -> DistributedTrainer:
     return DistributedTrainer(loss, first_state()["layers"], optimizer=optim.adam(1e-2))
 
 
-def flat(found: DistributedTrainer) -> Any:
-    return np.concatenate([np.ravel(leaf) for leaf in tree.leaves(found.params)])
-
-
 @pytest.mark.parametrize("poison", [np.nan, -np.inf], ids=str)
 def test_a_step_is_skipped_whichever_rank_and_step_it_is(poison: float) -> None:
     expected = trainer()
@@ -44,4 +40,4 @@ def test_a_step_is_skipped_whichever_rank_and_step_it_is(poison: float) -> None:
             with Mesh.builder().mesh("sim").simulate(RANKS).build() as mesh:
                 history = found.distribute(mesh).fit(batches, epochs=1)
             assert history.skipped == [step + 1], (rank, step)
-            np.testing.assert_allclose(flat(found), flat(expected), rtol=0, atol=1e-5)
+            np.testing.assert_allclose(flat_params(found), flat_params(expected), rtol=0, atol=1e-5)

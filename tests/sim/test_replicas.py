@@ -15,6 +15,7 @@ from mesh.inference.generation_runner import TokenStream
 from mesh.inference.replica_set import ReplicaSet
 from mesh.inference.settings import Options, Sampling
 from mesh.simulation.loop import VirtualLoop
+from wire.policy.strategies import Single
 
 PROMPTS = [[3 + place, 4, 5] for place in range(8)]
 HOW: dict[str, Any] = {"max_new_tokens": 20, "temperature": 0.8, "seed": 7, "ends": ()}
@@ -162,6 +163,34 @@ def test_texts_end_where_it_cannot_be_found_out_whether_they_go_on_elsewhere(cap
 
     run(work())
     assert "no workers to divide" in caplog.text
+
+
+def test_texts_go_on_where_the_workers_of_their_replica_were_gone_and_are_back() -> None:
+    """The session failed in between, since none of its workers was there; the look at the workers finds them all."""
+
+    async def work() -> None:
+        async with await simulated(2) as own:
+            cluster, name = own.simulation, own.simulation.names[0]
+
+            async def looks() -> bool:
+                cluster.start(name)
+                while sum(node.state == "healthy" for node in await own.nodes()) < 2:
+                    await asyncio.sleep(0.1)
+                return False
+
+            model = golden_model("llama")
+            strategy = Single(workers=(name,)).text
+            batch = Generating(own, model, strategy=strategy, elsewhere=looks)
+            stream = batch.begin(PROMPTS[0], 20, Sampling(HOW["temperature"], seed=HOW["seed"]), ends=())
+            while batch._session is None:  # and no step is done, so that its state is no loss
+                await asyncio.sleep(0)
+            pages_max = batch._slots.pages_max
+            cluster.kill(name)
+            assert await to_the_end(stream) == spoken()[0]
+            assert batch._slots.pages_max == pages_max, "no memory lacked"
+            await batch.close()
+
+    run(work())
 
 
 def test_a_text_goes_where_its_beginning_is_known() -> None:

@@ -87,8 +87,8 @@ def check(copies: str, strategy: str, cut: bool, seed: int = 0, moments: int = M
     "copies", [pytest.param(kind, marks=pytest.mark.long) if kind == "coded 1 of 3" else kind for kind in KINDS]
 )
 def test_a_program_that_stood_still_goes_on_where_it_was(copies: str) -> None:
-    """With links that are cut meanwhile; the long run has links that stand, too."""
-    check(copies, "pipeline", cut=True)
+    """With links that are cut meanwhile; the long run has links that stand, too, and more moments."""
+    check(copies, "pipeline", cut=True, moments=16)
 
 
 @pytest.mark.parametrize("cut", [False, True], ids=["links stand", "links are cut"])

@@ -82,7 +82,7 @@ async def crowd_run(cluster: Cluster, seconds: float) -> Counter[str]:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "seconds"), [(40, 60.0), pytest.param(300, 600.0, marks=pytest.mark.long)], ids=["some", "many"]
+    ("nodes", "seconds"), [(24, 50.0), pytest.param(300, 600.0, marks=pytest.mark.long)], ids=["some", "many"]
 )
 def test_a_crowd_comes_and_goes(nodes: int, seconds: float) -> None:
     seen: list[Counter[str]] = []

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.cases.training import first_state
+from support.cases.training import first_state, flat_params
 
 import mesh.numpy as mnp
 from coordinator.plan_service.planner_client import InProcessPlanner
@@ -19,7 +19,7 @@ from coordinator.planning.model.profiles import Profiles
 from coordinator.planning.model.program import Program
 from coordinator.planning.plan_codec import AnyQuestion
 from coordinator.sessions.plan_maker import PlanMaker
-from mesh import DistributedTrainer, Mesh, optim, tree
+from mesh import DistributedTrainer, Mesh, optim
 from mesh.simulation.cluster import Cluster
 from mesh.training import Callback, StepReport
 from wire.link.link import Link
@@ -45,15 +45,11 @@ def trainer(params: Any = None) -> DistributedTrainer:
     return DistributedTrainer(loss, given, optimizer=optim.adam(1e-2), deterministic=SHARDS)
 
 
-def flat(found: DistributedTrainer) -> Any:
-    return np.concatenate([np.ravel(leaf) for leaf in tree.leaves(found.params)])
-
-
 @cache
 def undisturbed(steps: int) -> Any:
     alone = trainer()
     alone.fit((X, Y), epochs=1 << 20, batch_size=BATCH, steps=steps)
-    return flat(alone)
+    return flat_params(alone)
 
 
 class Joining(Callback):
@@ -89,6 +85,9 @@ def faults(mesh: Mesh, every_s: float, down_s: float) -> list[float]:
     return struck
 
 
+PHASES = (0.98, 1.0, 1.02)
+
+
 @cache
 def seconds(steps: int, every_s: float = 0.0, down_s: float = 1.5) -> tuple[float, int, int]:
     """The virtual seconds that so many steps take, how many faults there were meanwhile, and steps that were lost."""
@@ -102,7 +101,7 @@ def seconds(steps: int, every_s: float = 0.0, down_s: float = 1.5) -> tuple[floa
         found.fit((X, Y), epochs=1 << 20, batch_size=BATCH, steps=steps)
         took_s, count = mesh.simulation.now_s - began_s, len(struck)
     begun = {(each["generation"], each["text"].rpartition(" ")[2]) for each in events if each["kind"] == "began"}
-    assert np.array_equal(flat(found), undisturbed(steps + 2)), "to the bit"
+    assert np.array_equal(flat_params(found), undisturbed(steps + 2)), "to the bit"
     return took_s, count, len(begun) - steps
 
 
@@ -115,10 +114,13 @@ def seconds(steps: int, every_s: float = 0.0, down_s: float = 1.5) -> tuple[floa
     ],
 )
 def test_a_death_every_few_seconds_costs_little_and_changes_no_bit(every_s: float, goal: float, steps: int) -> None:
-    took_s, count, lost = seconds(steps, every_s)
-    assert count >= 4
-    assert seconds(steps)[0] / took_s >= goal
-    assert lost <= count, "a step at most for each"
+    took_s = []
+    for phase in PHASES:  # a death at the end of a step costs more than one at its beginning
+        took, count, lost = seconds(steps, every_s * phase)
+        assert count >= 4
+        assert lost <= count, "a step at most for each"
+        took_s.append(took)
+    assert seconds(steps)[0] / np.mean(took_s) >= goal
 
 
 class Killing(Callback):
@@ -152,7 +154,7 @@ def test_deaths_are_planned_for_by_another_process_where_plans_take_long(monkeyp
     assert [len(profiles.workers) for profiles in here] == [WORKERS], "the death of sim-1 was planned for"
     left = [sorted(worker.name for worker in question.profiles.workers) for question in asked]
     assert sorted(left[:WORKERS]) == [["sim-0", "sim-1"], ["sim-0", "sim-2"], ["sim-1", "sim-2"]]
-    assert np.array_equal(flat(found), undisturbed(20))
+    assert np.array_equal(flat_params(found), undisturbed(20))
 
 
 def test_who_cannot_answer_once_costs_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +177,7 @@ def test_who_cannot_answer_once_costs_no_worker(monkeypatch: pytest.MonkeyPatch)
         counting = Counting(mesh, "sim-0", after=10)
         found.distribute(mesh).fit((X, Y), epochs=1 << 20, batch_size=BATCH, steps=20, callbacks=[counting])
     assert not failures and workers[-1] == WORKERS - 1
-    assert np.array_equal(flat(found), undisturbed(20))
+    assert np.array_equal(flat_params(found), undisturbed(20))
 
 
 def test_no_death_is_planned_for_where_that_is_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:

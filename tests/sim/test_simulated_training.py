@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.cases.training import first_state
+from support.cases.training import first_state, flat_params
 from support.cases.training import loss_of_rows as loss
 
 import mesh.numpy as mnp
@@ -41,15 +41,11 @@ def trainer(own: Any = loss, **wishes: Any) -> DistributedTrainer:
     return DistributedTrainer(own, first_state()["layers"], optimizer=optim.adam(1e-2), **wishes)
 
 
-def flat(found: DistributedTrainer) -> Any:
-    return np.concatenate([np.ravel(leaf) for leaf in tree.leaves(found.params)])
-
-
 @cache
 def undisturbed(deterministic: bool = False, epochs: int = 2) -> Any:
     alone = trainer(deterministic=deterministic)
     losses = alone.fit((X, Y), epochs=epochs, batch_size=16).losses
-    return np.array(losses), flat(alone)
+    return np.array(losses), flat_params(alone)
 
 
 class Mischief(Callback):
@@ -92,14 +88,14 @@ def test_weights_are_the_same_for_any_number_of_workers_and_any_split(way: str) 
         history = found.distribute(mesh).fit((X, Y), epochs=2, batch_size=16)
     losses, weights = undisturbed()
     np.testing.assert_allclose(history.losses, losses, rtol=0, atol=1e-5)
-    np.testing.assert_allclose(flat(found), weights, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(flat_params(found), weights, rtol=0, atol=1e-5)
 
 
 def test_rows_that_workers_hold_are_named_by_their_places() -> None:
     found, heard = trainer(), Mischief({})
     with Mesh.builder().mesh("sim").simulate(2).build() as mesh:
         found.distribute(mesh).fit(mesh.put((X, Y)), epochs=2, batch_size=16, callbacks=[heard])
-    np.testing.assert_allclose(flat(found), undisturbed()[1], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(flat_params(found), undisturbed()[1], rtol=0, atol=1e-5)
     assert heard.workers == [2] and heard.rows == 2 * len(X)
 
 
@@ -109,7 +105,7 @@ def test_shards_give_the_same_bits_for_any_number_of_workers(workers: int) -> No
     with Mesh.builder().mesh("sim").simulate(workers).build() as mesh:
         history = found.distribute(mesh).fit((X, Y), epochs=2, batch_size=16)
     losses, weights = undisturbed(deterministic=True)
-    assert np.array_equal(history.losses, losses) and np.array_equal(flat(found), weights)
+    assert np.array_equal(history.losses, losses) and np.array_equal(flat_params(found), weights)
 
 
 def test_a_death_in_an_epoch_loses_no_row_and_changes_no_bit() -> None:
@@ -119,7 +115,7 @@ def test_a_death_in_an_epoch_loses_no_row_and_changes_no_bit() -> None:
         heard = Mischief({3: lambda: mesh.simulation.kill("sim-1"), 8: lambda: mesh.simulation.start("sim-1")})
         history = found.distribute(mesh).fit((X, Y), epochs=4, batch_size=16, callbacks=[heard])
     losses, weights = undisturbed(deterministic=True, epochs=4)
-    assert np.array_equal(history.losses, losses) and np.array_equal(flat(found), weights)
+    assert np.array_equal(history.losses, losses) and np.array_equal(flat_params(found), weights)
     assert heard.rows == 4 * len(X) and heard.workers[0] == 3 and 2 in heard.workers
 
 
@@ -140,7 +136,7 @@ def test_below_the_minimum_it_waits_with_a_checkpoint(tmp_path: Path) -> None:
         )
     losses, weights = undisturbed(epochs=3)
     np.testing.assert_allclose(history.losses, losses, rtol=0, atol=1e-5)
-    np.testing.assert_allclose(flat(found), weights, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(flat_params(found), weights, rtol=0, atol=1e-5)
     assert heard.workers[0] == 3 and 0 in heard.workers[:-1] and heard.workers[-1] == 2 and kept and kept[0] >= 4
 
 
@@ -164,7 +160,7 @@ def test_if_all_workers_die_it_waits_and_does_what_is_lost_again(way: str) -> No
     losses, weights = undisturbed(epochs=3)
     assert [report.step for report in heard.reports] == list(range(1, 13)), "told once"
     np.testing.assert_allclose(history.losses, losses, rtol=0, atol=1e-5)
-    np.testing.assert_allclose(flat(found), weights, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(flat_params(found), weights, rtol=0, atol=1e-5)
     assert history.redone >= 6 and found.step == 12 and history.rows == 3 * len(X) and 0 in heard.workers
 
 
@@ -177,7 +173,7 @@ def test_what_is_lost_again_and_again_ends_in_its_error() -> None:
         heard.on_workers = lambda workers: mesh.simulation.kill("sim-0") if workers else mesh.simulation.start("sim-0")
         with pytest.raises(NodeLost, match="no worker is left"):
             found.distribute(mesh).fit((X, Y), batch_size=16, callbacks=[heard])
-    assert found.step == 0 and np.array_equal(flat(found), flat(alone))
+    assert found.step == 0 and np.array_equal(flat_params(found), flat_params(alone))
 
 
 @pytest.mark.parametrize("after", [2, 5])
@@ -201,7 +197,7 @@ def test_ctrl_c_while_it_waits_for_a_step_neither_loses_nor_doubles_one(
             found.distribute(mesh).fit((X, Y), epochs=2, batch_size=16)
         assert after <= found.step <= after + 4
         found.fit((X, Y), epochs=2 - found._cursor.epoch, batch_size=16)
-    np.testing.assert_allclose(flat(found), undisturbed()[1], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(flat_params(found), undisturbed()[1], rtol=0, atol=1e-5)
 
 
 def test_an_error_of_a_callback_is_no_loss_of_the_state() -> None:
@@ -221,7 +217,7 @@ def test_a_checkpoint_goes_on_with_other_workers_and_another_strategy(tmp_path: 
             fitted = found.distribute(mesh)
             losses += fitted.fit((X, Y), epochs=2, batch_size=16, steps=steps, checkpoint=tmp_path).losses
     np.testing.assert_allclose(losses, undisturbed()[0], rtol=0, atol=1e-5)
-    np.testing.assert_allclose(flat(found), undisturbed()[1], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(flat_params(found), undisturbed()[1], rtol=0, atol=1e-5)
 
 
 def test_no_more_than_the_maximum_take_part() -> None:
@@ -239,7 +235,7 @@ def test_a_worker_that_always_finds_nan_is_named_and_changes_nothing() -> None:
         with pytest.raises(ExecuteFailed, match="3 steps in a row") as raised:
             found.distribute(mesh).fit([(bad[:16], Y[:16])] * 6, epochs=1)
         assert raised.value.node in {node.name for node in mesh.nodes}
-    assert np.array_equal(flat(found), flat(trainer())), "skipped on all"
+    assert np.array_equal(flat_params(found), flat_params(trainer())), "skipped on all"
 
 
 def test_a_step_with_nan_is_skipped_on_all_and_the_rest_counts() -> None:
@@ -251,7 +247,7 @@ def test_a_step_with_nan_is_skipped_on_all_and_the_rest_counts() -> None:
         history = found.distribute(mesh).fit([good, (bad, Y[:16]), good], epochs=1)
     expected.fit([good, good], epochs=1)
     assert history.skipped == [2]
-    np.testing.assert_allclose(flat(found), flat(expected), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(flat_params(found), flat_params(expected), rtol=0, atol=1e-5)
 
 
 @cache
@@ -291,7 +287,7 @@ def test_a_scaled_loss_that_overflows_is_scaled_less() -> None:
     found = trainer(lambda params, x, y: loss(params, x, y) * 1e3, precision="f16")
     history = found.fit((X, Y), epochs=4, batch_size=16)
     assert history.skipped[:2] == [1, 2] and len(history.skipped) < 12, "f16 ends at 65504"
-    assert not np.array_equal(flat(found), flat(trainer()))
+    assert not np.array_equal(flat_params(found), flat_params(trainer()))
 
 
 def test_what_cannot_be_is_said() -> None:
@@ -339,7 +335,7 @@ def test_a_number_of_workers_that_was_asked_for_is_not_made_less_silently() -> N
 def test_a_second_call_goes_on_with_the_next_epoch() -> None:
     found = trainer()
     losses = [*found.fit((X, Y), epochs=1, batch_size=16).losses, *found.fit((X, Y), epochs=1, batch_size=16).losses]
-    assert np.array_equal(losses, undisturbed()[0]) and np.array_equal(flat(found), undisturbed()[1])
+    assert np.array_equal(losses, undisturbed()[0]) and np.array_equal(flat_params(found), undisturbed()[1])
 
 
 def test_a_profile_says_where_the_time_of_each_worker_went(

@@ -48,7 +48,7 @@ EXAMPLES = ("frame Hello", "frame Goodbye", "frame Request", "frame Cancel", "fr
 def frames() -> str:
     rows = []
     for row in _ROWS:
-        slots = list(row.frame.__slots__)
+        slots = list(row.frame.__struct_fields__)
         rest = slots.pop() if slots[-1] in ("body", "payload", "header", "error", "reason") else ""
         names = [name for slot in slots for name in (("magic", "major", "minor") if slot == "version" else (slot,))]
         layout = re.findall(r"(\d*)([BHIQs])", row.layout.format)[1:]
@@ -76,7 +76,7 @@ def permissions() -> str:
         for message, row in table.items():
             cells = [" or ".join(row.get(receiver, ())) or "-" for receiver in Receiver]
             rows.append([f"`{message.__name__}`", way, *cells])
-    return markdown(["message", "comes as", *(f"to a {receiver}, from" for receiver in Receiver)], rows)
+    return markdown(["message", "arrives as", *(f"to a {receiver}, from" for receiver in Receiver)], rows)
 
 
 def relations() -> str:
@@ -121,7 +121,7 @@ def limits() -> str:
         comment = re.search(rf"(?m)^    {name}: int = [^#\n]*(?:# (.*))?$", source)
         assert comment is not None
         rows.append([f"`{name}`", size(getattr(DEFAULT, name), "bytes" in name), comment[1] or ""])
-    return markdown(["limit", "value", "note"], rows)
+    return markdown(["limit", "value", "explanation"], rows)
 
 
 def examples() -> str:

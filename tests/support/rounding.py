@@ -28,6 +28,7 @@ from wire.ir.graph import GraphBuilder, Node, TensorType, WireGraph, const_value
 from wire.ir.ops import CONTROL, LEAVES, inner_graphs
 from worker.compiler.inline_composites import inline_composites
 from worker.cpu import evaluate
+from worker.cpu.engine import compile_graph, ordered, run
 
 LAMBDA = 8.0
 SAMPLES = 24  # a standard deviation of so many is off by a seventh
@@ -215,7 +216,7 @@ def _with_outputs(graph: WireGraph, wanted: Sequence[int]) -> WireGraph:
     builder, placed = GraphBuilder(), list[int]()
     builder.blobs.update(graph.blobs)
     for node in graph.nodes:
-        placed.append(builder.add(node.op, *(placed[source] for source in node.inputs), **node.attrs))
+        placed.append(builder.copy(node, [placed[source] for source in node.inputs]))
     return builder.build([placed[index] for index in wanted])
 
 
@@ -293,9 +294,10 @@ def _spread(graph: WireGraph, values: Sequence[NDArray[Any]], sizes: Mapping[int
     disturbed, held = _disturbed(graph, values, sizes)
     total = [np.zeros(values[index].shape) for index in graph.outputs]
     rng = np.random.default_rng(2019)
+    executable = compile_graph(disturbed)
     for _ in range(SAMPLES):
         noise = {f"off {index}": _noise(rng, size, values[index].dtype) for index, size in sizes.items()}
-        found = evaluate(disturbed, {**held, **noise})
+        found = run(executable, ordered(disturbed, {**held, **noise}))
         for place, index in enumerate(graph.outputs):
             with np.errstate(invalid="ignore"):
                 off = np.abs(_wide(found[place]) - _wide(values[index])) / GROWN

@@ -16,7 +16,7 @@ from docs.tools.deadlines_page import markdown
 from mesh.simulation.loop import VirtualLoop
 from wire.deadlines import BYTES_PER_S_MIN, DEADLINES, DEPLOY, FETCH, PHASES, STORE_COPY, WORK_LONGEST
 from wire.errors import DeadlineExceeded
-from wire.system.patience import within
+from wire.system.bounded_wait import within
 
 ROOT = Path(__file__).parents[2]
 SOURCES = {file.path: (ROOT / file.path).read_text(encoding="utf-8") for file in source_files()}

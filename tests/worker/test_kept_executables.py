@@ -18,12 +18,13 @@ from worker.cpu import CpuEngine
 from worker.cpu.engine import compile_graph
 from worker.engine import host_messages as hm
 from worker.engine.protocol import Engine
-from worker.engine_host.host import EXECUTABLES_BYTES_MAX, EXECUTABLES_MAX, Host
+from worker.engine_host.host import EXECUTABLES_BYTES_MAX, EXECUTABLES_MAX, NATIVE_BYTES_MAX, Host
 
 
 @dataclass
 class Compiled:
     kept_bytes: int
+    native_bytes: int
     memory_bytes: int = 0
     from_cache: bool = False
 
@@ -33,12 +34,13 @@ class Compiling:
     """An engine that only compiles, to executables of a size."""
 
     kept_bytes: int
+    native_bytes: int = 0
     info: Any = field(default_factory=lambda: CpuEngine().info)
     compiled: list[bytes] = field(default_factory=list)
 
     def compile(self, graph: WireGraph, force: bool) -> Compiled:
         self.compiled.append(graph.hash)
-        return Compiled(self.kept_bytes)
+        return Compiled(self.kept_bytes, self.native_bytes)
 
 
 @pytest.fixture
@@ -63,10 +65,16 @@ def compiled(host: Host, engine: Compiling, number: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("kept_bytes", "kept"), [(1, EXECUTABLES_MAX), (EXECUTABLES_BYTES_MAX // 4, 4), (2 * EXECUTABLES_BYTES_MAX, 1)]
-)
-def test_so_many_are_kept_and_the_longest_unused_goes_first(shared: SharedDir, kept_bytes: int, kept: int) -> None:
-    engine = Compiling(kept_bytes)
+    ("sizes", "kept"),
+    [
+        ((1, 1), EXECUTABLES_MAX), ((EXECUTABLES_BYTES_MAX // 4, 0), 4), ((2 * EXECUTABLES_BYTES_MAX, 0), 1),
+        ((0, NATIVE_BYTES_MAX // 4), 4), ((1, 2 * NATIVE_BYTES_MAX), 1),
+    ],
+)  # fmt: skip
+def test_so_many_are_kept_and_the_longest_unused_goes_first(
+    shared: SharedDir, sizes: tuple[int, int], kept: int
+) -> None:
+    engine = Compiling(*sizes)
     host = Host(cast(Engine, engine), shared, memoryview(bytearray(8)), 1 << 30)
     assert all(compiled(host, engine, number) for number in range(kept))
     assert not any(compiled(host, engine, number) for number in range(kept))

@@ -2,7 +2,7 @@
 
 An advert is a random name, a nonce and a tag that only the mesh's discovery key makes; to others it is noise.  Members
 make that key of their authority's pin; nodes without a token, which keep to loopback, of the mesh's name.  One that
-matches is an address to try and no more: who is there, TLS decides.  Pure: it does not know multicast, and time is an
+matches is an address to try and no more: TLS verifies the node there.  Pure: it does not know multicast, and time is an
 argument.
 """
 

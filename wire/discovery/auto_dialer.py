@@ -1,6 +1,7 @@
 """Auto dialer: dials the nodes that a browser finds, in turn and for as long as they announce themselves.
 
-Whom it dials and what for, its maker says; that nobody who announces many makes it dial or talk much, it sees to.
+Its caller says which nodes it dials and what for.  It limits how much a node that announces many can make it dial or
+log.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from .mdns import Browser, Keys
 
 log = logging.getLogger("graph_mesh.discovery")
 
-LINES_PER_MINUTE_MAX = 20  # of failures: whoever has the discovery key may announce what it likes
+LINES_PER_MINUTE_MAX = 20  # of failures: a node with the discovery key may announce anything
 
 
 class AutoDialer:
     """The dialler calls `dial(candidate)` for every candidate that is `wanted`, at once and then every few seconds.
 
     A MeshError of a dial is reported once, with the `aim` that was missed; where retrying is hopeless, it is final.
-    `imposter(where, error)` hears of those who are not whom they announced.
+    `imposter(where, error)` is called for nodes that are not what they announced.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class AutoDialer:
 
 
 def look_for(endpoint: Endpoint, key: bytes | Keys, role: str, interfaces: Sequence[str] = ()) -> AutoDialer:
-    """A lookout that dials whoever announces itself in a role, while this node has no link to one."""
+    """A lookout that dials nodes that announce themselves in a role, while this node has no link to one."""
 
     def forget(candidate: Candidate) -> None:
         lookout.forget(candidate)

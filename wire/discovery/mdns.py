@@ -2,8 +2,8 @@
 
 A node announces `_graph-mesh._tcp.local.` under a name that is random per start, with a record that only its own mesh
 can read (`announcements.py`), on every interface that others can reach and as these come and go; one without a token on
-the loopback interface only.  What a browser finds is an address to try and nothing more: who answers there, TLS and
-hello settle.
+the loopback interface only.  What a browser finds is an address to try and nothing more: TLS and
+hello verify the node.
 
 An interface where multicast fails is tried again for ever, and everything else goes on without it.  This file alone
 knows zeroconf, which codes packets, opens sockets and answers questions; what comes in is looked at here first, so
@@ -63,7 +63,7 @@ SERVICE = "_graph-mesh._tcp.local."
 TOLD_AFTER = 3  # failures of an interface: an address that is new cannot be used for a second or two
 LOOK_S = 2.0  # how often the interfaces are looked at, and those that failed tried again
 ASK_SOON_S = (1.0, 1.0, 2.0, 4.0)  # between the first questions on an interface
-ASK_S = 30.0  # between later ones, of a whole network: who hears another ask does not ask
+ASK_S = 30.0  # between later ones, of a whole network: a node that hears another ask does not ask
 ADVERT_BYTES_MAX = 1024  # ours have a quarter
 ADVERTS_PER_S_MAX = 500  # read; a flood of more costs no more, and ours come again
 TALLIES_MAX = 64
@@ -82,8 +82,8 @@ Look = Callable[[], Sequence[Interface]]
 class Announcer:
     """An advert of this node, which listens on `port`; it lasts from `start` until `close`.
 
-    Members give the `key` that their mesh knows adverts by (tokens.discovery_key), or what tells the keys of now, and
-    `host`, what they listen on.  `interfaces` are the names of those to use, if not all.
+    Members give the `key` that their mesh knows adverts by (tokens.discovery_key), or a function that returns the
+    present keys, and `host`, what they listen on.  `interfaces` are the names of those to use, if not all.
     """
 
     def __init__(
@@ -166,7 +166,8 @@ class Announcer:
 class Browser:
     """The nodes of a mesh, of one role or of any: those to dial by `next`, news by `on_found` and `on_gone`.
 
-    `mesh` is the discovery key of members, or what tells their keys of now, or the name of a mesh without tokens.
+    `mesh` is the discovery key of members, or a function that returns their present keys, or the name of a mesh without
+    tokens.
     """
 
     def __init__(
@@ -466,7 +467,8 @@ class _Channel:
     def ask(self) -> None:
         """Ask who is there, a few times soon and then now and again.
 
-        The first answers may come to this node alone: who has just answered all may not do so again for a second.
+        The first answers may come to this node alone: a node that has just answered all may not do so again for a
+        second.
         """
         self._soon = list(ASK_SOON_S)
         self._ask(_TO_ME)

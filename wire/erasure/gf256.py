@@ -13,7 +13,7 @@ as they were.  It knows no machines.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +38,7 @@ def checks(k: int, extra: int) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(_divided(value, row[0]) for value in row) for row in rows)
 
 
-@cache
+@lru_cache(maxsize=4096)  # of 32 shares there are hundreds of millions of choices
 def coefficients(k: int, extra: int, wanted: int, there: tuple[int, ...]) -> tuple[int, ...]:
     """The factors by which k shares give another one.  Shares 0 to k - 1 are the contents, the others the checks of
     them."""

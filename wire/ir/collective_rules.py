@@ -6,7 +6,6 @@ As in `rules.py`, a rule's name and docstring are what others see of it.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import Any
 
 from ..errors import AttrError, DTypeError, ShapeError
@@ -39,19 +38,19 @@ def reduced_over_ranks(attrs: Attrs, types: Types) -> tuple[int, ...]:
 
 
 def gathered_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
-    """The axis times the number of ranks."""
+    """The operand's shape, with the axis multiplied by the number of ranks."""
     shape, axis = types[0].shape, axis_of(attrs["axis"], len(types[0].shape))
     return (*shape[:axis], shape[axis] * _ranks(attrs), *shape[axis + 1 :])
 
 
 def scattered_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
-    """The axis divided by the number of ranks."""
+    """The operand's shape, with the axis divided by the number of ranks."""
     shape, axis = types[0].shape, axis_of(attrs["axis"], len(types[0].shape))
     return (*shape[:axis], _divided(shape, axis, _ranks(attrs)), *shape[axis + 1 :])
 
 
 def exchanged_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
-    """`split_axis` divided by the number of ranks, `concat_axis` times it."""
+    """The operand's shape, with `split_axis` divided and `concat_axis` multiplied by the number of ranks."""
     shape, ranks = list(types[0].shape), _ranks(attrs)
     split, joined = (axis_of(attrs[name], len(shape)) for name in ("split_axis", "concat_axis"))
     shape[split] = _divided(types[0].shape, split, ranks)
@@ -60,7 +59,7 @@ def exchanged_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
 
 
 def permuted_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
-    """The operand's shape; `pairs` are who sends and who receives in turn, each rank once."""
+    """The operand's shape; `pairs` lists a sender and a receiver in turn, each rank at most once as either."""
     ranks, pairs = _ranks(attrs), attrs["pairs"]
     if len(pairs) % 2 or any(not 0 <= rank < ranks for rank in pairs):
         raise AttrError(f"pairs are source and destination in turn, of {ranks} ranks, got {pairs}")
@@ -95,8 +94,8 @@ def whole_dtype(attrs: Attrs, types: Types) -> DType:
 
 
 def whole_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
-    """The shape of output `output` of the body, times the axes that its spec names; the body takes the operands'
-    blocks."""
+    """The shape of output `output` of the body, multiplied by the axes that its spec names; the inputs of the
+    body are blocks of the operands."""
     return _spmd_type(attrs, types).shape
 
 
@@ -112,21 +111,24 @@ def _spmd_type(attrs: Attrs, types: Types) -> TensorType:
     return TensorType(joined_shape(block.shape, spec, axes, sizes), block.dtype)
 
 
-SIBLINGS = 8  # nodes with the same body whose operands are checked once: all results of one stand together
+_CHECKED = "blocks checked"  # what a body has beside its fields: for which operands it was checked last
 
 
-@lru_cache(SIBLINGS)
 def _check_blocks(
     body: Any, axes: Axes, sizes: Sizes, in_specs: tuple[str, ...], types: tuple[TensorType, ...]
 ) -> None:
-    """Check that a body takes its operands' blocks.  Every result of an spmd asks that: of hundreds of operands
-    each it would be most of the time that tracing takes."""
+    """Check that a body takes its operands' blocks.  Every result of an spmd asks that, and they stand together: of
+    hundreds of operands each it would be most of the time that tracing takes."""
+    asked = axes, sizes, in_specs, types
+    if vars(body).get(_CHECKED) == asked:
+        return
     blocks = []
     for text, kind in zip(in_specs, types, strict=True):
         check_spec(spec_of(text), len(kind.shape), axes)
         blocks.append(TensorType(local_shape(kind.shape, spec_of(text), axes, sizes), kind.dtype))
     check_body("the body of spmd", body, blocks)
     _check_inside(body, dict(zip(axes, sizes, strict=True)))
+    vars(body)[_CHECKED] = asked
 
 
 def _check_inside(body: Any, grid: dict[str, int]) -> None:

@@ -19,7 +19,7 @@ def branch_dtype(attrs: Attrs, types: Types) -> DType:
 
 
 def branch_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
-    """The shape of output `output` of both graphs; the operands are a bool[] and what the graphs take."""
+    """The shape of output `output` of both graphs; the operands are a bool scalar and the inputs of the graphs."""
     return _branch_type(attrs, types).shape
 
 
@@ -29,7 +29,7 @@ def carried_dtype(attrs: Attrs, types: Types) -> DType:
 
 
 def carried_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
-    """The shape of operand `output`, one of as many as the body has outputs; test gives a bool[]."""
+    """The shape of operand `output`, which belongs to the carry; the output of `test` is a bool scalar."""
     return _carried_type(attrs, types).shape
 
 
@@ -39,7 +39,7 @@ def scanned_dtype(attrs: Attrs, types: Types) -> DType:
 
 
 def scanned_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
-    """The shape of output `output` of the body; behind the carry `length` of them, stacked."""
+    """The shape of output `output` of the body; after the carry, `length` of them are stacked."""
     return _scanned_type(attrs, types).shape
 
 
@@ -49,7 +49,7 @@ def body_dtype(attrs: Attrs, types: Types) -> DType:
 
 
 def body_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
-    """The shape of the body's output; the operands are of its inputs' types."""
+    """The shape of the body's output; the operands have the types of its inputs."""
     return _body_type(attrs, types).shape
 
 

@@ -65,8 +65,11 @@ def dtype_named(name: str) -> DType:
 
 def dtype_of(value: Any) -> DType:
     """The dtype of a numpy array, numpy dtype or scalar type; byte order is ignored."""
-    numpy_dtype = np.dtype(getattr(value, "dtype", value)).newbyteorder("=")
+    numpy_dtype = np.dtype(getattr(value, "dtype", value))
     dtype = _BY_NUMPY.get(numpy_dtype)
+    if dtype is None:
+        numpy_dtype = numpy_dtype.newbyteorder("=")
+        dtype = _BY_NUMPY.get(numpy_dtype)
     if dtype is None:
         raise DTypeError(
             f"numpy dtype {numpy_dtype} has no counterpart in a graph", next_step=f"Known: {', '.join(BY_NAME)}"

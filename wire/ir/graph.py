@@ -332,6 +332,11 @@ class GraphBuilder:
         """A node over nodes that are here, as its index: `add` without taking its attributes apart."""
         return self._push(node)
 
+    def copy(self, node: Node, inputs: Iterable[int], kind: TensorType | None = None) -> int:
+        """A node of another graph over `inputs`, as its index.  `kind` is its type there, which spares inferring it
+        anew: give it only if `inputs` have the types of its operands there."""
+        return self._push(Node(node.op, tuple(inputs), node.attrs), kind=kind)
+
     def build(self, outputs: Iterable[int], names: Sequence[str] | None = None, name: str = "") -> WireGraph:
         """The finished graph in canonical order, without dead code."""
         wanted = tuple(outputs)
@@ -389,8 +394,8 @@ class GraphBuilder:
             raise GraphError(f"{op} {name!r} is already declared with another shape, dtype or kind", op=op)
         return self._push(node, (op, sizes, dtype))
 
-    def _push(self, node: Node, signature: tuple[Any, ...] = ()) -> int:
-        """Nodes of one `signature` have one type."""
+    def _push(self, node: Node, signature: tuple[Any, ...] = (), kind: TensorType | None = None) -> int:
+        """Nodes of one `signature` have one type.  `kind` is the node's type, if it is known."""
         op, inputs, attrs = node
         try:
             kept = self._attrs.setdefault(attrs, attrs)
@@ -403,7 +408,7 @@ class GraphBuilder:
         if inputs and (min(inputs) < 0 or max(inputs) >= len(self.nodes)):
             raise GraphError(f"{op} takes an input that does not exist", op=op)
         node = node if kept is attrs else Node(op, inputs, kept)
-        result = self._result(node, signature)
+        result = self._result(node, signature) if kind is None else kind
         if len(self.nodes) >= self._limits.graph_nodes_max:
             raise LimitExceeded(f"a graph has at most {self._limits.graph_nodes_max} nodes")
         self.nodes.append(node)

@@ -1,4 +1,4 @@
-"""Grids: ranks arranged along named axes, how a spec cuts a tensor over them, and who is in a group with whom.
+"""Grids: ranks arranged along named axes, how a spec cuts a tensor over them, and which ranks form a group.
 
 A grid is axis names and their sizes; its ranks are numbered row-major, the last axis fastest.  A spec says of each
 dimension of a tensor which axes split it, the first of them coarsest; a rank has one block of it, and axes that it does

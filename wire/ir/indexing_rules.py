@@ -32,8 +32,8 @@ _SCATTERED = {"set": "biufc", "add": "iufc"}
 
 
 def scattered_in(attrs: Attrs, types: Types) -> DType:
-    """The one dtype of data and updates: any for the mode `set`, a number for `add`, else one that is ordered;
-    indices are an integer."""
+    """The common dtype of data and updates: any for the mode `set`, a number for `add`, and an ordered one for the
+    others; the indices are integers."""
     same_dtype(types[1:2], "iu")
     dtype = same_dtype((types[0], types[2]), "biufc")
     kinds = _SCATTERED.get(attrs["mode"], "iuf")
@@ -58,7 +58,7 @@ def scatter_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
 
 
 def windowed(attrs: Attrs, types: Types) -> DType:
-    """The one dtype of the operands before the last; the last is an integer."""
+    """The common dtype of all operands except the last, which is an integer."""
     same_dtype(types[-1:], "iu")
     return same_dtype(types[:-1], "biufc")
 

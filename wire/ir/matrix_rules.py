@@ -22,13 +22,13 @@ def lu_dtype(attrs: Attrs, types: Types) -> DType:
 
 
 def eigh_dtype(attrs: Attrs, types: Types) -> DType:
-    """The operand's dtype, float or complex; of complex, output 0 has the dtype of its parts."""
+    """The operand's dtype, float or complex; for a complex operand, output 0 has the dtype of its parts."""
     dtype = inexact(attrs, types)
     return dtype if attrs["output"] else PARTS.get(dtype, dtype)
 
 
 def svd_dtype(attrs: Attrs, types: Types) -> DType:
-    """The operand's dtype, float or complex; of complex, output 1 has the dtype of its parts."""
+    """The operand's dtype, float or complex; for a complex operand, output 1 has the dtype of its parts."""
     dtype = inexact(attrs, types)
     return PARTS.get(dtype, dtype) if attrs["output"] == 1 else dtype
 
@@ -39,7 +39,7 @@ def square_matrices(attrs: Attrs, types: Types) -> tuple[int, ...]:
 
 
 def solved(attrs: Attrs, types: Types) -> tuple[int, ...]:
-    """The shape of b, (..., n, k); a is (..., n, n) with the same axes ahead."""
+    """The shape of b, (..., n, k); a is (..., n, n) with the same leading axes."""
     a, b = _square(types[0]), types[1].shape
     if len(b) != len(a) or b[:-1] != a[:-1]:
         raise ShapeError(f"solve of a {a} and b {b}: b is {(*a[:-1], 'k')}".replace("'", ""))
@@ -117,8 +117,9 @@ def dot_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
 
 
 def conv_shape(attrs: Attrs, types: Types) -> tuple[int, ...]:
-    """x (n, c, *dims) and w (o, c / groups, *kernel) give (n, o, *windows): per axis, as often as a kernel of
-    (kernel - 1) * rhs_dilation + 1 fits, every `stride`, into low + (dim - 1) * lhs_dilation + 1 + high."""
+    """x (n, c, *dims) and w (o, c / groups, *kernel) give (n, o, *windows).  Per axis, windows is how many positions,
+    `stride` apart, a kernel of (kernel - 1) * rhs_dilation + 1 elements has in low + (dim - 1) * lhs_dilation + 1 +
+    high elements."""
     left, right, groups = types[0].shape, types[1].shape, attrs["groups"]
     if len(left) < 3 or len(left) != len(right):
         raise ShapeError(f"conv needs x (n, c, *dims) and w (o, c / groups, *kernel), got {left} and {right}")

@@ -1,68 +1,77 @@
-"""The op table: every operation a graph may contain, one row each.
+"""The op table: every operation that a graph may contain, one row each.
 
-A row says how many inputs the op takes, which attributes, how shape and dtype follow (`rules.py`), how much
-work it is, and how far two engines may differ.  Everything else (sub, mean, softmax, gelu, einsum, ...) is
-composed in `mesh` from these.  Every rule table in the project (evaluate, render, vjp, ...) is swept against
-this one by a test.
+A row says how many inputs the op has, which attributes, how shape and dtype follow (`rules.py`), how much work it is,
+and how far two engines may differ.  Everything else (sub, mean, softmax, gelu, einsum, ...) is composed of these in
+`mesh`.  A test checks that every rule table in the project (evaluate, render, vjp, ...) has a row for each op here.
 
 To add an op: one row here, one row in `worker/cpu` (elementwise or structural), and either a row in `worker/wgsl` or
-its name in `CPU_ONLY` there (the planner then routes it to cpu).  To change what an op means: raise its `version`;
-`row_hash` changes and nodes that disagree never exchange it.
+its name in `CPU_ONLY` there (the planner then routes it to cpu).  To change what an op means: raise its `version`.
+`row_hash` then changes, and nodes with different hashes never exchange the op.
 
-Semantics that WGSL, numpy and C do not share are fixed here, and the cpu engine is their reference:
-  * elementwise ops broadcast as numpy does and take operands of one dtype; integers wrap.
-  * `div` on integers is floor division and `rem` takes the divisor's sign; x/0 = 0, x rem 0 = 0, INT_MIN/-1 = INT_MIN.
-  * integer `pow` with a negative exponent is 1 for 1, 1 or -1 for -1, and 0 otherwise.
-  * `shl` and `shr` by the width or more (or by a negative count) give 0, or -1 for `shr` of a negative number.
-  * `max`, `min`, reduce_max and reduce_min return NaN if any operand is NaN; argmax returns the first NaN,
-    else the first maximum.  Which of 0.0 and -0.0 is the larger is open.
-  * `select` takes a where cond is true; for a float cond where cond > 0, so NaN, 0 and -0.0 take b.
-  * cumsum, cumprod, cummax and cummin give at each position what the reduction gives of the elements up to it; f16 and
-    bf16 accumulate in f32, f32 may accumulate in more.
-  * `fft` is the sum over j of x[j] exp(-2 pi i j k / n); its inverse has the other sign and is divided by n.
-  * `argsort` is stable and ascending, false before true; every NaN sorts after every number, -0.0 equals 0.0.
-  * a complex number is two floats and has no order.  Products, quotients and functions of it are numpy's, with C99's
-    branch cuts; `abs` is its size, `round` is of both parts, `is_nan` is true if either part is.  A sum or product
-    starts from 0 or 1.  c64 and c128 are on cpu engines only.
-  * `round` is half to even.  `sign(NaN)` is NaN, `sign` of either zero is 0.0.
-  * `cast` from float to integer truncates, saturates, and turns NaN into 0; to bool it is x != 0;
-    between integers it wraps.
-  * f16 and bf16 sums, products, dots and convolutions accumulate in f32 and round once.
-  * `conv` correlates, as in every library: the kernel is not flipped.  Padding, and the dilation of x (`lhs_dilation`),
-    put zeros in, which are multiplied like all else; group i reads the i-th share of x's channels.
-  * `gather` clamps indices into range; `scatter` drops updates out of range and applies duplicates in row-major order.
-  * `dynamic_slice` and `dynamic_update_slice` clamp starts so that the window fits.
-  * `after` is its first operand, computed again: no node is merged with it or with what is made of it, so that what
-    was kept before its other operands need not be kept for what comes behind it.
-  * `constraint` is its operand.  It asks whoever splits the program over a grid for a result that lies as `spec` says.
-  * `transfer` is its operand, on the device that it names.  What is computed of it and of nothing on another device is
-    computed there, too.  On `any` device it, and what is computed of it, may be anywhere.
-  * `lu`, `qr`, `eigh`, `svd`, `cond`, `while` and `scan` have several results: a node is one of them, `output`, and
-    nodes that differ in `output` only are computed once.
-  * `cond`, `while` and `scan` have as many results as their graphs have outputs.  Only the branch that `cond` takes is
-    computed.
-  * `while` takes the carry, then constants; test and body take both, and the body gives the next carry.
-  * `scan` takes the carry, constants, and arrays of which its body gets row i in turn (the last first if `reverse` is
-    1); it gives the last carry, then the rows that the body gave, stacked in the places of those it got.
-  * Collectives are computed by the ranks of an `spmd` node together.  A group is the ranks that differ along `axes`
-    only, numbered row-major over these; `sizes` are those of the axes.  `all_reduce` and `reduce_scatter` combine the
-    operands in that order, f16 and bf16 in f32.  `permute` sends from pairs[0] to pairs[1], pairs[2] to pairs[3], ...;
-    who is sent nothing has zeros.  `all_to_all` cuts along `split_axis`, block i goes to number i, and what comes is
-    joined along `concat_axis`.  Within a `cond` or a `while` they need a predicate that is the same on the whole group.
-  * `spmd` computes its body once per rank of a grid, on blocks: a spec has for each dimension the axes that split it,
-    joined by +, or -.  Results are put together again; along axes that a result's spec does not name, the first rank's
-    counts.
-  * `cholesky` and `eigh` read the lower triangle only.  A matrix that cannot be solved or factored (it is singular, not
-    positive definite, or an iteration does not converge) has NaN in all results; the others of its batch have theirs.
-  * `lu` gives L (below the diagonal; on it are ones) and U in one, then which row was swapped with row i at step i, and
-    which row of x each row is.  Of equal pivots the first is taken; complex ones are as large as their parts together.
-    A singular matrix has a 0 on U's diagonal.
-  * `qr`, `eigh` and `svd` have LAPACK's signs on the cpu engine, which are open elsewhere: those of R's diagonal and of
-    singular vectors and eigenvectors, and where these are complex their angles.  Singular values descend, eigenvalues
-    ascend.
+WGSL, numpy and C differ in some semantics, which are fixed here; the cpu engine is the reference:
+  * Elementwise ops broadcast like numpy.  Their operands have one dtype.  Integers wrap around.
+  * `div` on integers is floor division.  The result of `rem` has the divisor's sign.  x/0 = 0, x rem 0 = 0, and
+    INT_MIN/-1 = INT_MIN.
+  * Integer `pow` with a negative exponent is 1 for the base 1, 1 or -1 for the base -1, and 0 otherwise.
+  * `shl` and `shr` by the width or more, or by a negative count, give 0.  `shr` of a negative number gives -1.
+  * `max`, `min`, `reduce_max` and `reduce_min` return NaN if any operand is NaN.  `argmax` returns the first NaN if
+    there is one, else the first maximum.  It is undefined which of 0.0 and -0.0 is the larger.
+  * `select` returns a where cond is true.  A float cond is true where cond > 0, so NaN, 0 and -0.0 select b.
+  * `cumsum`, `cumprod`, `cummax` and `cummin` return, at each position, the reduction of the elements up to it.  f16
+    and bf16 accumulate in f32.  f32 may accumulate in a wider dtype.
+  * `fft` is the sum over j of x[j] exp(-2 pi i j k / n).  The inverse has the opposite sign in the exponent and is
+    divided by n.
+  * `argsort` is stable and ascending.  false is before true, every NaN is after every number, and -0.0 equals 0.0.
+  * A complex number is two floats and has no order.  Products, quotients and functions are numpy's, with the branch
+    cuts of C99.  `abs` is the magnitude.  `round` rounds both parts.  `is_nan` is true if either part is NaN.  A sum
+    starts from 0 and a product from 1.  Only cpu engines compute c64 and c128.
+  * `round` rounds half to even.  `sign(NaN)` is NaN, and `sign` of either zero is 0.0.
+  * `cast` from float to integer truncates, saturates, and turns NaN into 0.  A cast to bool is x != 0.  A cast between
+    integers wraps around.
+  * Sums, products, dots and convolutions of f16 and bf16 accumulate in f32 and round once.
+  * `conv` is a cross-correlation, as in every library: the kernel is not flipped.  Padding and the dilation of x
+    (`lhs_dilation`) insert zeros, which are multiplied like other elements.  With g groups, group i reads the i-th of g
+    equal parts of x's channels.
+  * `gather` clamps indices into range.  `scatter` drops updates out of range, and applies duplicates in row-major
+    order.
+  * `dynamic_slice` and `dynamic_update_slice` clamp the starts so that the window fits.
+  * `after` returns its first operand.  No pass merges it, or a node that uses it, with another node.  So a value that
+    was needed only before the other operands can be freed and computed again later.
+  * `constraint` returns its operand.  It asks the partitioner to split the result over the grid as `spec` says.
+  * `transfer` returns its operand, on the device that it names.  A node is computed on that device, too, if it uses the
+    result and no value from another device.  With the device `any`, the result and the nodes that use it may be
+    anywhere.
+  * `lu`, `qr`, `eigh`, `svd`, `cond`, `while` and `scan` have several results.  A node is one of them, the one numbered
+    `output`.  Nodes that differ in `output` only are computed once.
+  * `cond`, `while` and `scan` have as many results as their graphs have outputs.  `cond` computes only the branch that
+    it selects.
+  * The operands of `while` are the carry, then constants.  The graphs `test` and `body` take both.  The body returns
+    the next carry.
+  * The operands of `scan` are the carry, constants, and arrays.  In iteration i the body gets row i of each array, or
+    the last row first if `reverse` is 1.  The results are the last carry, then the rows that the body returned, stacked
+    in the order of the input rows.
+  * The ranks of an `spmd` node compute collectives together.  A group consists of the ranks that differ along `axes`
+    only, numbered row-major over these axes.  `sizes` are the sizes of the axes.  `all_reduce` and `reduce_scatter`
+    combine the operands in that order, and f16 and bf16 in f32.  `permute` sends from pairs[0] to pairs[1], from
+    pairs[2] to pairs[3], and so on.  A rank that receives nothing gets zeros.  `all_to_all` cuts along `split_axis`,
+    sends block i to rank i, and joins the received blocks along `concat_axis`.  Inside a `cond` or a `while`, the
+    predicate must be the same on the whole group.
+  * `spmd` computes its body once per rank of a grid, on blocks.  A spec has, for each dimension, the axes that split
+    it, joined by +, or - for none.  The blocks of a result are joined again.  Along axes that the spec of a result does
+    not name, the first rank's block is used.
+  * `cholesky` and `eigh` read the lower triangle only.  If a matrix cannot be solved or factored, all its results are
+    NaN: because it is singular, is not positive definite, or an iteration does not converge.  The other matrices of the
+    batch have their results.
+  * `lu` returns L and U in one matrix: L below the diagonal, without its diagonal of ones.  The second result says
+    which row was swapped with row i at step i.  The third says which row of x each row is.  Of equal pivots the first
+    is chosen.  The size of a complex pivot is the sum of the absolute values of its parts.  A singular matrix has a 0
+    on the diagonal of U.
+  * `qr`, `eigh` and `svd` have LAPACK's signs on the cpu engine.  On other engines, the signs of R's diagonal, of
+    singular vectors and of eigenvectors are undefined, and so are the angles of complex ones.  Singular values are in
+    descending order, eigenvalues in ascending order.
   * f16 and bf16 matrices are factored in f32.
-  * `random_bits` is threefry2x32 (20 rounds) of the key over the counter (0, element index), first word of the pair;
-    so any part of it can be computed alone.
+  * `random_bits` is threefry2x32 (20 rounds) of the key over the counter (0, element index), and returns the first word
+    of each pair.  So any part of it can be computed alone.
 """
 
 from __future__ import annotations
@@ -193,7 +202,7 @@ def _spmd_flops(attrs: Attrs, types: Types, out: TensorType) -> int:
 
 
 def _combined_flops(attrs: Attrs, types: Types, out: TensorType) -> int:
-    """A rank's share: of n operands, each element is combined n - 1 times by somebody."""
+    """A rank's share: of n operands, each element is combined n - 1 times, each time by one rank."""
     ranks: int = math.prod(attrs["sizes"])
     return types[0].size * (ranks - 1) // ranks
 

@@ -55,76 +55,76 @@ KIND_NAMES = {
 
 
 def every_dtype(attrs: Attrs, types: Types) -> DType:
-    """The operands' one dtype."""
+    """The operands' common dtype."""
     return same_dtype(types, "biufc")
 
 
 def any_dtype(attrs: Attrs, types: Types) -> DType:
-    """The operands' one dtype, which is not complex."""
+    """The operands' common dtype, which is not complex."""
     return same_dtype(types, "biuf")
 
 
 def numeric(attrs: Attrs, types: Types) -> DType:
-    """The operands' one dtype, which is not bool."""
+    """The operands' common dtype, which is not bool."""
     return same_dtype(types, "iufc")
 
 
 def number(attrs: Attrs, types: Types) -> DType:
-    """The operands' one dtype, which is neither bool nor complex."""
+    """The operands' common dtype, which is neither bool nor complex."""
     return same_dtype(types, "iuf")
 
 
 def inexact(attrs: Attrs, types: Types) -> DType:
-    """The operands' one dtype, float or complex."""
+    """The operands' common dtype, float or complex."""
     return same_dtype(types, "fc")
 
 
 def floating(attrs: Attrs, types: Types) -> DType:
-    """The operands' one dtype, a float."""
+    """The operands' common dtype, a float."""
     return same_dtype(types, "f")
 
 
 def integer(attrs: Attrs, types: Types) -> DType:
-    """The operands' one dtype, an integer."""
+    """The operands' common dtype, an integer."""
     return same_dtype(types, "iu")
 
 
 def bits(attrs: Attrs, types: Types) -> DType:
-    """The operands' one dtype, an integer or bool."""
+    """The operands' common dtype, an integer or bool."""
     return same_dtype(types, "biu")
 
 
 def first_dtype(attrs: Attrs, types: Types) -> DType:
-    """The first operand's dtype; the others are of any type."""
+    """The first operand's dtype; the others may have any type."""
     return types[0].dtype
 
 
 def equality(attrs: Attrs, types: Types) -> DType:
-    """bool, from operands of one dtype."""
+    """bool; the operands have one dtype."""
     same_dtype(types, "biufc")
     return BOOL
 
 
 def compare(attrs: Attrs, types: Types) -> DType:
-    """bool, from operands of one dtype, which is not complex."""
+    """bool; the operands have one dtype, which is not complex."""
     same_dtype(types, "biuf")
     return BOOL
 
 
 def test_inexact(attrs: Attrs, types: Types) -> DType:
-    """bool, from float or complex."""
+    """bool; the operand is a float or complex."""
     same_dtype(types, "fc")
     return BOOL
 
 
 def magnitude(attrs: Attrs, types: Types) -> DType:
-    """The operand's dtype, which is not bool; of complex the dtype of its parts."""
+    """The operand's dtype, which is not bool; for a complex operand, the dtype of its parts."""
     dtype = same_dtype(types, "iufc")
     return PARTS.get(dtype, dtype)
 
 
 def part(attrs: Attrs, types: Types) -> DType:
-    """The float of which the operand, complex, is two."""
+    """The dtype of the parts of the operand, which is complex."""
     return PARTS[same_dtype(types, "c")]
 
 
@@ -134,7 +134,7 @@ def complex_only(attrs: Attrs, types: Types) -> DType:
 
 
 def of_parts(attrs: Attrs, types: Types) -> DType:
-    """c64 of two f32, c128 of two f64."""
+    """c64 for two f32, c128 for two f64."""
     dtype = same_dtype(types, "f")
     complex_dtype = _OF_PARTS.get(dtype)
     if complex_dtype is None:
@@ -146,7 +146,7 @@ _OF_PARTS = {part: whole for whole, part in PARTS.items()}
 
 
 def chosen(attrs: Attrs, types: Types) -> DType:
-    """The one dtype of the last two operands; the first is bool or a float."""
+    """The common dtype of the last two operands; the first operand is bool or a float."""
     if types[0].dtype.kind not in "bf":
         raise DTypeError(f"a condition is bool or float (true where > 0), got {types[0].dtype.name}")
     return same_dtype(types[1:], "biufc")
@@ -158,7 +158,7 @@ def named_dtype(attrs: Attrs, types: Types) -> DType:
 
 
 def converted(attrs: Attrs, types: Types) -> DType:
-    """The attribute `dtype`; from complex it is complex or bool."""
+    """The attribute `dtype`; for a complex operand, it is complex or bool."""
     source, target = types[0].dtype, dtype_named(attrs["dtype"])
     if source.kind == "c" and target.kind not in "bc":
         raise DTypeError(
@@ -185,20 +185,20 @@ def reinterpreted(attrs: Attrs, types: Types) -> DType:
 
 
 def random_words(attrs: Attrs, types: Types) -> DType:
-    """u32, from a u32 key."""
+    """u32; the key is u32."""
     if types[0].dtype is not U32:
         raise DTypeError(f"a random key is u32, got {types[0].dtype.name}")
     return U32
 
 
 def index_i32(attrs: Attrs, types: Types) -> DType:
-    """i32, from a real number dtype."""
+    """i32; the operand is an integer or a float."""
     same_dtype(types, "iuf")
     return I32
 
 
 def position_i32(attrs: Attrs, types: Types) -> DType:
-    """i32, from any dtype but complex."""
+    """i32; the operand is not complex."""
     same_dtype(types, "biuf")
     return I32
 
@@ -300,7 +300,7 @@ def along_axis(attrs: Attrs, types: Types) -> tuple[int, ...]:
 
 
 def along_filled_axis(attrs: Attrs, types: Types) -> tuple[int, ...]:
-    """The operand's shape, which has the axis, and elements along it; `inverse` is 0 or 1."""
+    """The operand's shape, which has the axis and is not empty along it; `inverse` is 0 or 1."""
     shape = along_axis(attrs, types)
     if shape[attrs["axis"]] == 0:
         raise ShapeError(f"a transform along an empty axis: shape {shape}, axis {attrs['axis']}")
@@ -310,7 +310,7 @@ def along_filled_axis(attrs: Attrs, types: Types) -> tuple[int, ...]:
 
 
 def reshaped(attrs: Attrs, types: Types) -> tuple[int, ...]:
-    """The attribute `shape`, of as many elements."""
+    """The attribute `shape`, which has as many elements as the operand."""
     shape = dims(attrs["shape"])
     if math.prod(shape) != math.prod(types[0].shape):
         raise ShapeError(
@@ -341,7 +341,8 @@ def sliced(attrs: Attrs, types: Types) -> tuple[int, ...]:
 
 
 def padded(attrs: Attrs, types: Types) -> tuple[int, ...]:
-    """low + dim + max(dim - 1, 0) * interior + high per axis, no width negative; the fill is a scalar."""
+    """low + dim + max(dim - 1, 0) * interior + high per axis; none of the three is negative, and the fill is a
+    scalar."""
     shape = types[0].shape
     low, high, interior = attrs["low"], attrs["high"], attrs["interior"]
     if types[1].shape != ():
@@ -355,7 +356,7 @@ def padded(attrs: Attrs, types: Types) -> tuple[int, ...]:
 
 
 def concatenated(attrs: Attrs, types: Types) -> tuple[int, ...]:
-    """The sum along the axis; the other dimensions are equal."""
+    """The operands' shape, with the sum of their dimensions along the axis; the other dimensions are equal."""
     first = types[0].shape
     axis = axis_of(attrs["axis"], len(first))
     for other in types[1:]:
@@ -378,7 +379,7 @@ def transferred(attrs: Attrs, types: Types) -> tuple[int, ...]:
 
 
 def constrained(attrs: Attrs, types: Types) -> tuple[int, ...]:
-    """The operand's shape, which the spec fits; a dimension need not divide."""
+    """The operand's shape, which the spec fits; a dimension need not divide evenly."""
     check_axes(attrs["axes"], attrs["sizes"])
     check_spec(spec_of(attrs["spec"]), len(types[0].shape), attrs["axes"])
     return types[0].shape

@@ -112,7 +112,7 @@ class Credentials:
     def outdated(self) -> bool:
         """Whether its certificate is of the authority before, and so good for no longer than that is trusted.
 
-        A coordinator keeps it until then: not everybody knows the new authority.
+        A coordinator uses it until then: not all members know the new authority.
         """
         return self.member.role != "coordinator" and not is_issued(self.certificate, self.admitted.authority)
 
@@ -288,7 +288,7 @@ def renewal_due_s(member: Member, jitter: float) -> float:
 
 
 class InterruptibleSleep:
-    """A sleep that somebody may end early."""
+    """A sleep that another task may end early."""
 
     def __init__(self) -> None:
         self._over = asyncio.Event()

@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
+from ..addresses import shown
 from ..errors import ConnectFailed, MeshError, NotTrusted, ProtocolError
 from ..roles import ASKING, WORKER
 from ..security.certificates import JOIN_NAME, NodeKey, is_authority_of
@@ -221,7 +222,7 @@ async def join(
     with the reason, NotTrusted for anyone but the token's coordinator (who gets no proof of it), ConnectFailed,
     VersionMismatch or ProtocolError.
     """
-    where = f"{host}:{port}"
+    where = f"{shown(host)}:{port}"
     node = JoiningNode(where, token, role, name, key.request(), secrets.token_bytes(NONCE_BYTES))
 
     async def ask_who() -> NodeAction | Authority:
@@ -248,7 +249,7 @@ async def renew(host: str, port: int, member: Credentials, timeouts: Timeouts = 
 
     Raises as `join` does; NotTrusted if the member was revoked, or was away while its mesh got a new authority.
     """
-    where = f"{host}:{port}"
+    where = f"{shown(host)}:{port}"
     node = RenewingNode(where, member.admitted.authority)
 
     async def ask() -> NodeAction | Authority:
@@ -265,7 +266,7 @@ async def renew(host: str, port: int, member: Credentials, timeouts: Timeouts = 
 
 
 async def _left_behind(where: str, host: str, port: int, member: Credentials, timeouts: Timeouts) -> NotTrusted | None:
-    """The error to tell where, by its own word, another authority of the same mesh is at work than the member knows."""
+    """The error for a join port that names another authority of the same mesh than the member knows."""
     node = Listening(where)
     try:
         call = _call(where, host, port, unverified_context(), timeouts)

@@ -1,11 +1,12 @@
 """How a node is let into a mesh: the exchange of the join port for both sides, as pure machines (docs/protocol.md).
 
-A node with a token calls twice.  First it asks for the authority's certificate, says nothing, and compares it with the
-token.  Then it calls again by TLS that trusts this authority only, and proves that it knows the token's secret to the
-server with exactly that certificate.  A member whose certificate ran out calls once, and its key is its proof.
+A node with a token connects twice.  First it reads the authority's certificate, sends nothing, and compares it with the
+token.  Then it connects again by TLS that trusts this authority only, and proves to the server with exactly that
+certificate that it knows the token's secret.  A member whose certificate expired connects once, and its key is its
+proof.
 
-The machines take bytes and give actions.  They do not know sockets, TLS, tables of tokens or the clock.  A new frame is
-a dataclass and a row of `_ROWS`; a new reason to refuse is a row of `REFUSALS`.
+The machines take bytes and return actions.  They do not know sockets, TLS, tables of tokens or the clock.  A new frame
+is a dataclass and a row of `_ROWS`; a new reason to refuse is a row of `REFUSALS`.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ from .join_tokens import (
 )
 
 VERSION = 1
-STRANGER_BYTES_MAX = 4 * KIB  # what is read from a side that has proved nothing
+STRANGER_BYTES_MAX = 4 * KIB  # read from a side that has proved nothing
 GRANT_BYTES_MAX = 128 * KIB  # a revocation list of 1,024 nodes has 37 KiB, and there may be two
 
 JOIN = "mesh-worker join, or mesh-coord join for a client"
 
-# reason -> what the node says, and what to do.  `invalid` is all that whoever does not know the secret learns.
+# reason -> what the node says, and what to do.  A node that does not know the secret always gets `invalid`.
 REFUSALS = {
     "invalid": ("the token is not valid there", "Make a new one with: mesh-coord token create"),
     "expired": ("the token's time is over", "Make a new one with: mesh-coord token create"),
-    "used": ("the token was used as often as it may be", "Make a new one with: mesh-coord token create --uses N"),
+    "used": ("the token was used as often as it may be used", "Make a new one with: mesh-coord token create --uses N"),
     "withdrawn": ("the token was revoked", "Make a new one with: mesh-coord token create"),
     "role": ("the token is for nodes of another role", "Make one with: mesh-coord token create --role worker|client"),
     "replayed": ("this request was made before", "Try again"),
@@ -57,7 +58,7 @@ REFUSALS = {
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """Coordinator to whoever calls, first of all: whom a node of this mesh trusts."""
+    """Coordinator to every caller, first of all: the authority that nodes of this mesh trust."""
 
     version: int
     certificate: bytes
@@ -65,7 +66,7 @@ class Authority:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A node with a token asks for a certificate; `request` is PKCS#10, `mac` covers all other fields."""
+    """A node with a token asks for a certificate.  `request` is PKCS#10.  `mac` covers all other fields."""
 
     version: int
     key_id: bytes
@@ -88,14 +89,15 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Renew:
-    """A member asks for a new certificate; TLS has shown which one, and that it holds the key."""
+    """A member asks for a new certificate.  TLS has proved which member it is, and that it has the key."""
 
     version: int
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Coordinator to node: you are in.  `mac` is empty in the answer to Renew, where no secret is shared."""
+    """Coordinator to node: the node is a member.  `mac` is empty in the answer to Renew, where there is no shared
+    secret."""
 
     certificate: bytes
     revocations: bytes
@@ -110,9 +112,9 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Former:
-    """Coordinator to node, before Grant: the authority of before, certified by its successor, is trusted for a while.
+    """Coordinator to node, before Grant: the previous authority, signed by its successor, is trusted for a while.
 
-    `revocations` is its own list.
+    `revocations` is that authority's own list.
     """
 
     certificate: bytes
@@ -121,7 +123,7 @@ class Former:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Coordinator to node: no, for a reason of REFUSALS."""
+    """Coordinator to node: the node is refused, for one of the reasons below."""
 
     reason: str
 
@@ -337,7 +339,7 @@ class JoiningNode:
 class RenewingNode:
     """A member whose certificate is due or ran out; TLS has verified both sides before the first byte.
 
-    So it may be told of a new authority here.
+    So it may learn of a new authority here.
     """
 
     def __init__(self, where: str, authority: bytes) -> None:
@@ -419,7 +421,7 @@ def _same_version(where: str, frame: Authority) -> None:
 
 @dataclass(frozen=True, slots=True)
 class JoinRequested:
-    """A node asks to be let in.  Whoever decides looks up the token's key and first of all calls `is_proved_by`."""
+    """A node asks to be let in.  The decider looks up the token's key and first of all calls `is_proved_by`."""
 
     ask: Ask
     leaf: bytes
@@ -430,7 +432,7 @@ class JoinRequested:
 
 @dataclass(frozen=True, slots=True)
 class RenewalRequested:
-    """A member asks for a new certificate; who it is, TLS knows."""
+    """A member asks for a new certificate; TLS has verified which member it is."""
 
 
 class JoiningCoordinator:
@@ -459,5 +461,5 @@ class JoiningCoordinator:
 
 
 def prove_grant(grant: Grant, key: bytes, nonce: bytes) -> Grant:
-    """The grant with the proof that whoever made it knows the token, too."""
+    """The grant with the proof that its maker knows the token, too."""
     return replace(grant, mac=grant_mac(key, nonce, grant.signed))

@@ -31,7 +31,7 @@ class Token:
 
     @property
     def text(self) -> str:
-        """What people paste.  Whoever reads it may join: keep it out of logs and command lines."""
+        """What people paste.  Everyone who reads it may join: keep it out of logs and command lines."""
         return PREFIX + base32.encode(self.pin + self.key_id_bytes + self.secret)
 
     @property
@@ -89,12 +89,12 @@ def request_mac(key: bytes, leaf: bytes, request: bytes) -> bytes:
 
 
 def grant_mac(key: bytes, nonce: bytes, grant: bytes) -> bytes:
-    """Proof that whoever answers with `grant` knows the secret, too."""
+    """Proof that the sender of `grant` knows the secret, too."""
     return _mac(key, b"gm1|ok|" + nonce + grant)
 
 
 def same(one: bytes, other: bytes) -> bool:
-    """Whether two proofs are equal, in a time that does not tell where they differ."""
+    """Whether two proofs are equal, in a time that does not depend on where they differ."""
     return hmac.compare_digest(one, other)
 
 

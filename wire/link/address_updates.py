@@ -1,7 +1,7 @@
-"""Address updates: where others can dial this node, and telling them.
+"""Address updates: where others can dial this node, as it changes.
 
 A node that listens on one address has that; one that listens on all has those of its interfaces, which come and go with
-cables, networks and leases.  Who links from now on learns them by the hello.
+cables, networks and leases.  Nodes that link from now on learn them from the hello.
 """
 
 from __future__ import annotations

@@ -230,7 +230,7 @@ class Endpoint:
                 raise refusal or error from None
             try:
                 link = await self._dial(control, where, node_id)
-            except MeshError as error:  # whoever is there, it may be another node than the one that listens elsewhere
+            except MeshError as error:  # it may be another node than the one that listens elsewhere
                 refusal = refusal or error
                 left.remove(where)
                 if not left:
@@ -334,9 +334,8 @@ class Endpoint:
             return
         try:
             frame = await accepted.socket.receive()
-            while frame is not None and accepted.link is not None:
-                accepted.link.received(CONTROL, frame)
-                frame = await accepted.socket.receive()
+            if frame is not None and accepted.link is not None:
+                await _read(accepted.link, CONTROL, accepted.socket, frame)
         finally:
             if accepted.link is None:
                 self._gone(peer.link_id)
@@ -357,7 +356,7 @@ class Endpoint:
             mine = self.identity
             refusal = NoCoordinator if peer.version >= (1, 1) else NotTrusted  # 1.0 goes on only after one it knows
             raise refusal(
-                f"{mine.name} is a {mine.role}, not a coordinator: it takes no links from a {other.role}",
+                f"{mine.name} is a {mine.role}, not a coordinator: it takes no links from {other.role}s",
                 next_step="Give the address that mesh-coord serve printed (--coordinator or MESH_ADDRESS)",
             )
         if self._admit is not None:
@@ -504,13 +503,15 @@ async def _handshake(peer: Peer, channel: Channel, socket: Socket, where: str) -
     return event
 
 
-async def _read(link: Link, channel: Channel, socket: Socket) -> None:
-    """Hand every frame to the link until the connection ends."""
+async def _read(link: Link, channel: Channel, socket: Socket, first: bytes | None = None) -> None:
+    """Hand every frame to the link until the connection ends; `first` came already."""
 
     def take(frame: bytes | memoryview) -> None:
         link.received(channel, frame if is_chunk(frame) else bytes(frame))
 
     try:
+        if first is not None:
+            link.received(channel, first)
         await socket.pour(take)
     except Exception as fault:
         link.fail(as_error("reading", fault))

@@ -29,7 +29,7 @@ log = logging.getLogger("graph_mesh.link")
 
 REFUSED_S = 60.0  # the time that REFUSED_MESSAGES counts
 Test = Callable[[Link, Any], bool]
-WANTED: Mapping[Relation, str] = {  # who sends it, in the error
+WANTED: Mapping[Relation, str] = {  # which sender may send it, in the error
     Relation.OWNER: "the coordinator of a worker",
     Relation.COORDINATOR: "a coordinator",
     Relation.SOURCE: "the worker that the plan names",
@@ -39,7 +39,7 @@ WANTED: Mapping[Relation, str] = {  # who sends it, in the error
     Relation.CLIENT: "a client",
     Relation.OPERATOR: "an operator",
     Relation.ADMIN: "an admin",
-    Relation.ASKED: "whoever was asked for it",
+    Relation.ASKED: "a node that was asked for it",
     Relation.MEMBER: "a member",
 }
 
@@ -84,7 +84,7 @@ class Guard:
         self._receiver = receiver
         self._without_row = without_row
         known = {**BY_ROLE, **tests}
-        self._requests, self._notes, self._streams = (
+        self._requests, self._notifications, self._streams = (
             {
                 message: _one_of([known[relation] for relation in row[receiver]])
                 for message, row in TABLE[way].items()
@@ -104,12 +104,12 @@ class Guard:
         return self._handler.on_request(link, body)
 
     def on_notify(self, link: Link, body: Message) -> None:
-        """Take a note of a sender that may send it, and drop others."""
-        may = self._notes.get(type(body))
+        """Pass on a notification of a sender that may send it, and drop others."""
+        may = self._notifications.get(type(body))
         if may is not None and may(link, body):
             self._handler.on_notify(link, body)
             return
-        error = self._refused(link, body, Way.NOTE)
+        error = self._refused(link, body, Way.NOTIFICATION)
         if isinstance(error, ProtocolError):
             raise error
 

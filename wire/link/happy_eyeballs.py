@@ -84,7 +84,7 @@ def _too_late(task: asyncio.Task[T], discard: Callable[[T], object]) -> None:
 
 
 def _all_failed(failures: Mapping[str, MeshError]) -> MeshError:
-    """What to tell where nothing answered: one failure as it is, several as one."""
+    """The error if nothing answered: one failure as it is, several as one."""
     if not failures:
         return ConnectFailed("there is no address to dial", next_step="It listens nowhere, so let it dial this node")
     if len(failures) == 1 or all(isinstance(error, ConfigError) for error in failures.values()):

@@ -62,18 +62,18 @@ def interfaces_here() -> tuple[Interface, ...]:
     )
 
 
-def judge(interfaces: Sequence[Interface], wanted: Sequence[str] = ()) -> list[ChosenAddresses]:
+def judge(interfaces: Sequence[Interface], names: Sequence[str] = ()) -> list[ChosenAddresses]:
     """Every interface with its addresses to dial, or why there are none.
 
-    `wanted` names the interfaces to use and no others; a name counts more than what VIRTUAL says of it.
+    `names` names the interfaces to use and no others; a name counts more than what VIRTUAL says of it.
     """
-    return [_judged(interface, wanted) for interface in interfaces]
+    return [_judged(interface, names) for interface in interfaces]
 
 
-def check_named(interfaces: Sequence[Interface], wanted: Sequence[str]) -> None:
+def check_named(interfaces: Sequence[Interface], names: Sequence[str]) -> None:
     """Check that an interface has this name; ConfigError if none has."""
     there = [interface.name for interface in interfaces]
-    for name in wanted:
+    for name in names:
         if name not in there:
             raise ConfigError(
                 f"there is no network interface {name!r}", next_step=f"This machine has {', '.join(there)}"
@@ -89,7 +89,7 @@ def usable(judged: Sequence[ChosenAddresses]) -> tuple[str, ...]:
 def advertised(
     allowed: AddressPolicy, host: str, port: int, addresses: Sequence[str], extra: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """What a node that listens on `host` tells others to dial, as "host:port", best first.
+    """The addresses at which others can dial a node that listens on `host`, as "host:port", best first.
 
     `addresses` are the machine's usable ones, for a node that listens on all of them ("0.0.0.0" or "::").  `extra` are
     addresses that only its owner knows (--advertise HOST[:PORT]: a forwarded port, say); they come first, and
@@ -99,19 +99,19 @@ def advertised(
     for text in extra:
         name, number = parse_address(text, port)
         named.append(f"{shown(allowed.check(name, 'advertise'))}:{number}")
-    own: Sequence[str] = [host]
+    hosts: Sequence[str] = [host]
     if host in EVERY:
-        own = [address for address in addresses if host == "::" or ":" not in address]
-    listed = dict.fromkeys([*named, *(f"{shown(address)}:{port}" for address in allowed.among(own))])
+        hosts = [address for address in addresses if host == "::" or ":" not in address]
+    listed = dict.fromkeys([*named, *(f"{shown(address)}:{port}" for address in allowed.among(hosts))])
     return tuple(listed)[:ADDRESSES_MAX]
 
 
-def _judged(interface: Interface, wanted: Sequence[str]) -> ChosenAddresses:
+def _judged(interface: Interface, names: Sequence[str]) -> ChosenAddresses:
     addresses = tuple(address for address in interface.addresses if _reaches_others(address))
     virtual = next((what for name, what in VIRTUAL.items() if fnmatch.fnmatchcase(interface.name, name)), "")
     reasons = (
-        (bool(wanted) and interface.name not in wanted, "not named by --interface"),
-        (bool(virtual) and interface.name not in wanted, f"a network inside this machine ({virtual})"),
+        (bool(names) and interface.name not in names, "not named by --interface"),
+        (bool(virtual) and interface.name not in names, f"a network inside this machine ({virtual})"),
         (not interface.up, "down"),
         (bool(interface.addresses) and not addresses, "loopback or link-local addresses only"),
         (not interface.addresses, "no address"),
@@ -121,7 +121,7 @@ def _judged(interface: Interface, wanted: Sequence[str]) -> ChosenAddresses:
 
 
 def _reaches_others(address: str) -> bool:
-    """A link-local IPv6 address means nothing without an interface of whoever dials it."""
+    """A link-local IPv6 address means nothing without an interface of the node that dials it."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     return not (ip.is_loopback or ip.is_unspecified or (ip.version == 6 and ip.is_link_local))
 

@@ -3,10 +3,10 @@
 LinkWatch looks at all links, with patience; StepKeepalive at those that a step is computed over.
 
 A connection whose other end vanished looks like one with nothing to say.  So a link that was silent for a while is
-pinged; and when this machine wakes, stood still, or has other addresses than before, all links are pinged at once,
-and those that do not answer in time are ended, so that who keeps them dials anew.  That time is short where the network
-may be another one by now.  Where this process alone was held up it is the usual one: the machine is busy, and may hold
-up those who answer, too.
+pinged; and when this machine wakes, stood still, or has other addresses than before, all links are pinged at once, and
+those that do not answer in time are ended, so that the node that needs them dials again.  That time is short where the
+network may be another one by now.  Where this process alone was held up it is the usual one: the machine is busy, and
+may hold up those who answer, too.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from .sleep_detector import SleepDetector
 log = logging.getLogger("graph_mesh.transport")
 
 TICK_S = 1.0
-# Links to workers that nothing depends on rest: who dialled asks first, and with a thousand of them each is asked less
+# Links to workers that nothing depends on rest: the dialer asks first, and with a thousand of them each is asked less
 # often.
 RESTING_ASKED_PER_S = 7.0
 RESTING_TIMES_MAX = 4  # of `keepalive_resting_s`
 LOOK_S = 5.0  # how often those are looked at
 ASK_EVERY = 3  # checks; regularly, so that answers keep coming where a queue makes each of them late
-# Many processes of users have a coordinator inside.  Who has to know sooner whether one lives goes by heartbeats; here
-# a link is kept over which both can go on.
+# Many processes of users have a coordinator inside.  Heartbeats show sooner whether one lives.  Here the link only
+# has to last, so that both can continue over it.
 USERS = frozenset({*ASKING, COORDINATOR})
 
 
@@ -137,7 +137,7 @@ async def _check(link: Link, answer_s: float, reason: str) -> None:
 
 
 class StepKeepalive:
-    """Notices soon that a link somebody works over is silent; `check` is to be called with every heartbeat.
+    """Notices soon that a link in use is silent; `check` is to be called with every heartbeat.
 
     A network may swallow what two nodes send each other while both are well heard elsewhere.  So over links in use both
     ends ask every few heartbeats, and a link without a sign of life for as many as make a node time-out is ended.

@@ -122,6 +122,11 @@ class Link:
 
     # -- what callers use
 
+    @property
+    def minor(self) -> int:
+        """The minor version of the protocol that both nodes speak."""
+        return self._machine.version[1]
+
     def hand(self, directory: str, name: str, size_bytes: int) -> None:
         """Note that the other end gets the name of a file of shared memory, which it takes from `directory`."""
         self.bytes_sent["shared"] += size_bytes
@@ -141,7 +146,7 @@ class Link:
         """Ask and wait for the answer.
 
         Raises the other side's MeshError, DeadlineExceeded after `timeout_s`, or NodeLost when the link ends.
-        Cancelling the awaiting task tells the other side to stop.
+        Cancelling the awaiting task sends Cancel to the other side.
         """
         with self.asking(body) as answer:
             timer = None if timeout_s is None else self._loop.call_later(timeout_s, self._expire, answer, timeout_s)
@@ -153,7 +158,7 @@ class Link:
 
     @contextlib.contextmanager
     def asking(self, body: Message) -> Iterator[asyncio.Future[Message]]:
-        """A request that leaves at once: a future of its answer, as `request` has it.  The other side is told to stop
+        """A request that leaves at once: a future of its answer, as `request` has it.  The other side is asked to stop
         if the block ends before the answer came."""
         number = self._machine.request(self._encoded(body))
         answer: asyncio.Future[Message] = self._loop.create_future()
@@ -166,7 +171,7 @@ class Link:
                 self._machine.cancel(number)
                 self._flush()
             elif answer.done() and not answer.cancelled():
-                answer.exception()  # whoever stopped for another reason need not hear of it
+                answer.exception()  # a task that stopped for another reason need not raise it
 
     def outcome_of(self, body: Message) -> Outcome[Message]:
         """A request that leaves at once: what comes of it, known in the turn of the loop in which the answer comes.
@@ -232,7 +237,7 @@ class Link:
         return self._loop.time() - began_s
 
     def ask(self) -> None:
-        """Have the other end answer, whenever it does: `alive_s` tells."""
+        """Have the other end answer, at any time: `alive_s` says when it did."""
         self._machine.ping(_NOBODY)
         self._flush()
 
@@ -301,7 +306,7 @@ class Link:
         _REACTIONS[type(event)](self, event)
 
     def _encoded(self, body: Message) -> bytes:
-        return encode_message(body, self._machine.version[1])
+        return encode_message(body, self.minor)
 
     def _on_request(self, event: RequestReceived) -> None:
         number, body = event.number, decode_message(event.body)
@@ -496,7 +501,7 @@ class Link:
         self._guarded("on_unlinked", self._owner.handler.on_unlinked, self, error)
 
 
-_NOBODY = 0  # who waits for an answer to this ping
+_NOBODY = 0  # the number of a ping for whose answer no request waits
 _KIND = {CONTROL: "control", BULK: "bulk"}
 _REACTIONS: dict[type[Any], Callable[[Link, Any], None]] = {
     RequestReceived: Link._on_request,

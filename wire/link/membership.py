@@ -130,7 +130,7 @@ class Membership:
             except ConfigError as error:
                 if str(error) != last_logged:
                     last_logged = str(error)
-                    log.error("whom to trust is not written, and is not heeded before that: %s", error)
+                    log.error("the new trust is not written, and does not apply before that: %s", error)
             await asyncio.sleep(TRUST_AGAIN_S)
         # Also where it is no news: it may have been written for one that was said before, and is not awaited any more.
         if self.credentials.outdated:

@@ -32,10 +32,11 @@ async def stay_linked(
     failed: Callable[[MeshError], object] = lambda error: None,
     judged: bool = False,
 ) -> None:
-    """Keep a link to whoever listens on `addresses()`, beginning with `link` if there is one already; never returns.
+    """Keep a link to the node that listens on `addresses()`, beginning with `link` if there is one already; never
+    returns.
 
     No failure is final: an address without a route has one again when the cable is back.  Failures are logged, but with
-    `judged` those after a link only: whoever judges the node's silence says that it is gone.
+    `judged` those after a link only: the failure detector of the caller says that it is gone.
     """
     waits = endpoint.timeouts.reconnect_first_s, endpoint.timeouts.reconnect_most_s
     loop, backoff, logged = asyncio.get_running_loop(), Backoff(endpoint.chance, *waits), ""

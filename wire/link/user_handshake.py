@@ -87,7 +87,7 @@ async def _up_to_end(connection: socket.socket, where: str) -> bytes:
 
 
 def hung_up(where: str) -> ConnectFailed:
-    """The error for a "host:port" where somebody ended the connection to this node, which has no credentials."""
+    """The error for a "host:port" where the other side ended the connection to this node, which has no credentials."""
     return ConnectFailed(
         f"{where} hung up on this node, which has joined no mesh",
         next_step=f"If a mesh is there, join it with a token: {JOIN}",

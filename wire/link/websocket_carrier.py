@@ -49,9 +49,9 @@ log = logging.getLogger("graph_mesh.transport")
 __all__ = ["STARTED", "Endpoint", "Handler", "Link"]
 
 PATH = "/graph-mesh/link"
-STARTED = "Is mesh-worker running there?"  # for whoever wants a coordinator, another question
+STARTED = "Is mesh-worker running there?"  # for a program that needs a coordinator, another question
 STRANGERS_PER_ORIGIN_MAX = 32  # one host may have many workers that come back at once
-STRANGERS_TOLD_S = 10.0  # from one line about callers that were turned away to the next
+STRANGERS_LOGGED_S = 10.0  # from one line about callers that were turned away to the next
 KNOWN_S = 10.0  # from a member's arrival on
 OPENING = FirstWord(opening_size)
 UNLINKED_MAX = UNLINKED.most
@@ -109,7 +109,7 @@ class WebSockets:
         self._listener: Listener | None = None
         self.audit: Callable[[str, str], None] | None = None
         self._strangers = 0  # callers that were turned away
-        self._told_s = float("-inf")
+        self._logged_s = float("-inf")
         self._came_from: dict[str, float] = {}  # when a member last did, by origin
         self._web: web.Server | None = None
         self._session: aiohttp.ClientSession | None = None
@@ -121,7 +121,7 @@ class WebSockets:
         self, host: str, port: int, last_port: int, accept: Callable[[_Socket], Awaitable[None]]
     ) -> tuple[str, int]:
         """Listen on the first free port; tries every one from `port` to `last_port`."""
-        from aiohttp import web  # here, as in what answers: who only dials does without the server's half
+        from aiohttp import web  # here, as in what answers: a node that only dials needs no server half
 
         address = (await _addresses(host, self.allowed, "listen on"))[0]
         self._accept = accept
@@ -130,12 +130,11 @@ class WebSockets:
         for candidate in range(port, max(port, last_port if port else 0) + 1):
             try:
                 return address, self._bind(address, candidate)
-            except (OSError, ConfigError) as error:
+            except ConfigError as error:
                 failure = error
         tried = f"ports {port} to {last_port}" if last_port > port else f"port {port}"
-        raise ConfigError(
-            f"{tried} on {host} cannot be used", cause=str(failure), next_step="Choose another with --port"
-        )
+        step = failure.next_step
+        raise ConfigError(f"{tried} on {host} cannot be used", cause=failure.cause, next_step=step)
 
     def _bind(self, address: str, port: int) -> int:
         """Listen on a port, for "::" of both families.  A caller reaches the HTTP parser once it has proved that it is
@@ -188,7 +187,7 @@ class WebSockets:
         self._came_from[origin_of(caller.host)] = asyncio.get_running_loop().time()
 
     def _is_known(self, host: str) -> bool:
-        """Whether a member came from there just now: who dials all our addresses at once drops all but one."""
+        """Whether a member came from there just now: a node that dials all our addresses at once drops all but one."""
         since_s = asyncio.get_running_loop().time() - KNOWN_S
         self._came_from = {origin: at_s for origin, at_s in self._came_from.items() if at_s > since_s}
         return origin_of(host) in self._came_from
@@ -200,9 +199,9 @@ class WebSockets:
             return
         now_s = asyncio.get_running_loop().time()
         self._strangers += 1
-        if now_s - self._told_s >= STRANGERS_TOLD_S:
+        if now_s - self._logged_s >= STRANGERS_LOGGED_S:
             log.warning("turned away a caller from %s: %s (%d so far)", host, why, self._strangers)
-            self._told_s = now_s
+            self._logged_s = now_s
 
     async def resolve(self, host: str) -> Sequence[str]:
         """Resolve a host to the addresses that may be dialled."""
@@ -238,7 +237,7 @@ class WebSockets:
         return _Socket(websocket, websocket.transport, member, limit, close_s)
 
     def _tls(self) -> dict[str, Any]:
-        """How to dial as a member: any member may answer, and who it is its certificate says."""
+        """How to dial as a member: any member may answer, and its certificate says which."""
         if self._credentials is None:
             return {}
         name = any_server_name(self._credentials.mesh)
@@ -332,7 +331,7 @@ class WebSockets:
 
 
 def _drop_accepted(protocol: Any) -> None:
-    if protocol.transport is not None:  # None: TLS is still beginning, and whoever waits for that drops it
+    if protocol.transport is not None:  # None: TLS is still beginning, and its waiter drops it
         drop(protocol.transport)
 
 

@@ -1,4 +1,4 @@
-"""prune: branches, loops and ranks that compute only what somebody needs, with the same values.
+"""prune: branches, loops and ranks that compute only what is needed, with the same values.
 
 Results that nobody reads go, and with them carries that feed nothing else, and operands that are left over.  A while
 still turns as often: what its test reads stays.  Nodes are visited from the outputs back, so what one loop does not
@@ -41,7 +41,7 @@ def prune(graph: WireGraph, limits: Limits = DEFAULT, provenance: Provenance | N
         if any(source not in placed for source in node.inputs) and index not in first_of:
             continue  # it fed what is gone
         if index not in first_of:
-            placed[index] = builder.add(node.op, *[placed[source] for source in node.inputs], **node.attrs)
+            placed[index] = builder.copy(node, [placed[source] for source in node.inputs])
             continue
         kept_node = kept.get(first_of[index])
         if kept_node is not None and node.attrs["output"] in kept_node.outputs:
@@ -154,10 +154,10 @@ def cut(
     placed: dict[int, int] = {}
     for place in inputs:
         index = graph.inputs[place]
-        placed[index] = builder.add("input", **graph.nodes[index].attrs)
+        placed[index] = builder.copy(graph.nodes[index], (), graph.types[index])
     for index, node in enumerate(graph.nodes):
         if node.op != "input" and all(source in placed for source in node.inputs):
-            placed[index] = builder.add(node.op, *[placed[source] for source in node.inputs], **node.attrs)
+            placed[index] = builder.copy(node, [placed[source] for source in node.inputs], graph.types[index])
     results = [placed[graph.outputs[place]] for place in outputs]
     if provenance is not None:
         for index, number in placed.items():

@@ -1,7 +1,7 @@
 """narrow: a graph that is given no more than it reads: inputs that nobody reads are gone, and of one that only slices
 read there is the smallest box that has them all.
 
-Whoever feeds it sends less then.  It knows nothing else of what a node needs: rows that a gather picks are all rows.
+Its sender then sends less.  It knows nothing else of what a node needs: rows that a gather picks are all rows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def narrow(graph: WireGraph, whole: Collection[str] = ()) -> tuple[WireGraph, di
         elif node.op == "slice" and node.inputs[0] in boxes:
             placed[index] = _within(builder, placed[node.inputs[0]], boxes[node.inputs[0]][0], node, graph.types[index])
         else:
-            placed[index] = builder.add(node.op, *[placed[source] for source in node.inputs], **node.attrs)
+            placed[index] = builder.copy(node, [placed[source] for source in node.inputs])
     narrowed = builder.build([placed[index] for index in graph.outputs], graph.output_names, graph.name)
     return narrowed, {graph.nodes[index].attrs["name"]: box for index, box in boxes.items()}
 

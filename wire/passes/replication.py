@@ -9,7 +9,7 @@ make it differ.  Such a set is an int: a bit for each input, and bit 0 for what 
 graph inside a node is found once, and of a loop the closure over its carry, so the work is linear however deep graphs
 nest and whatever repeats.
 
-Pure.  `through` is the rule of one node, for whoever walks expressions of another kind.
+Pure.  `through` is the rule of one node, for code that walks expressions of another kind.
 """
 
 from __future__ import annotations

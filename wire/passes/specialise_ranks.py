@@ -1,4 +1,4 @@
-"""specialise: what each rank of a grid computes of a body that branches by who it is.
+"""specialise: what each rank of a grid computes of a body that branches by rank.
 
     cond(axis_index == 0, of five rows, of three)       # rank 0: of five rows; all others: of three
 
@@ -70,7 +70,7 @@ def _flat(graph: WireGraph) -> WireGraph:
             inner = _flat(node.attrs["body"])
             placed += builder.graph(inner, dict(zip(inner.input_types, operands, strict=True)))
         else:
-            placed.append(builder.add(node.op, *operands, **node.attrs))
+            placed.append(builder.copy(node, operands))
     return builder.build([placed[index] for index in graph.outputs], graph.output_names, graph.name)
 
 
@@ -150,7 +150,7 @@ class _RankGraph:
             elif not inside and meets(node.op, node.attrs):
                 placed[index] = self._meeting(node, first, operands)
             else:
-                placed[index] = self._builder.add(node.op, *operands, **node.attrs)
+                placed[index] = self._builder.copy(node, operands)
         return placed
 
     def _branch(self, node: Node, operands: Sequence[int], chosen: bool, inside: Place) -> list[int]:
@@ -166,7 +166,7 @@ class _RankGraph:
         before = self._before.get(first)
         if before is not None:
             operands[0] = self._builder.add("after", operands[0], self._meetings[before][0])
-        node_result = self._builder.add(node.op, *operands, **node.attrs)
+        node_result = self._builder.copy(node, operands)
         self._meetings.setdefault(first, []).append(node_result)
         return node_result
 

@@ -2,7 +2,7 @@
 
 The body is copied once per rank, each on its blocks of the operands, and a collective becomes plain ops on the values
 of all ranks of a group, combined in the order of their numbers.  What all ranks compute alike is one node, as equal
-nodes are.  Engines run an spmd node by this form, and it is the reference of whoever runs the ranks apart.
+nodes are.  Engines run an spmd node by this form, and it is the reference for engines that run the ranks apart.
 
 Branches and loops with collectives inside are made for a whole group at once: a scan over the carries of all of its
 ranks.  Their predicate is the first rank's, as it must be the same on all.  To add a collective: a row of _MEANINGS.
@@ -44,7 +44,8 @@ def unroll(graph: WireGraph, provenance: Provenance | None = None) -> WireGraph:
             placed.append(known[key][node.attrs["output"]])
         else:
             inner = {name: unroll(node.attrs[name]) for name in GRAPH_ATTRS.get(node.op, ())}
-            placed.append(builder.add(node.op, *operands, **{**node.attrs, **inner}))
+            node = node._replace(attrs=Attrs({**node.attrs, **inner})) if inner else node
+            placed.append(builder.copy(node, operands))
         if provenance is not None:
             provenance.note(number, {placed[-1], *range(first, len(builder.nodes))})
     outputs = [placed[index] for index in graph.outputs]
@@ -114,7 +115,7 @@ class Ranks:
             return self._collective(node, operands[0] if operands else [])
         if not any(inner.free_axes for inner in inner_graphs(node.op, node.attrs)):
             rows = [[values[rank] for values in operands] for rank in range(self.count)]
-            return [self.builder.add(node.op, *row, **node.attrs) for row in rows]
+            return [self.builder.copy(node, row) for row in rows]
         if node.op == "composite":
             return self.place(node.attrs["body"], operands)[0]
         return self._jointly(node, operands)
@@ -203,37 +204,37 @@ _SECTIONS: dict[str, Callable[[Attrs, int], tuple[range, ...]]] = {  # operands,
 # -- what each collective means ---------------------------------------------------------------------------
 
 
-def _all_reduce(builder: GraphBuilder, given: Values, attrs: Attrs) -> Values:
-    return [_combined(builder, given, attrs["reduction"])] * len(given)
+def _all_reduce(builder: GraphBuilder, operands: Values, attrs: Attrs) -> Values:
+    return [_combined(builder, operands, attrs["reduction"])] * len(operands)
 
 
-def _all_gather(builder: GraphBuilder, given: Values, attrs: Attrs) -> Values:
-    return [_concat(builder, given, attrs["axis"])] * len(given)
+def _all_gather(builder: GraphBuilder, operands: Values, attrs: Attrs) -> Values:
+    return [_concat(builder, operands, attrs["axis"])] * len(operands)
 
 
-def _reduce_scatter(builder: GraphBuilder, given: Values, attrs: Attrs) -> Values:
-    cut = [_cut(builder, value, attrs["axis"], len(given)) for value in given]
+def _reduce_scatter(builder: GraphBuilder, operands: Values, attrs: Attrs) -> Values:
+    cut = [_cut(builder, value, attrs["axis"], len(operands)) for value in operands]
     return [_combined(builder, list(blocks), attrs["reduction"]) for blocks in zip(*cut, strict=True)]
 
 
-def _all_to_all(builder: GraphBuilder, given: Values, attrs: Attrs) -> Values:
-    cut = [_cut(builder, value, attrs["split_axis"], len(given)) for value in given]
+def _all_to_all(builder: GraphBuilder, operands: Values, attrs: Attrs) -> Values:
+    cut = [_cut(builder, value, attrs["split_axis"], len(operands)) for value in operands]
     return [_concat(builder, blocks, attrs["concat_axis"]) for blocks in zip(*cut, strict=True)]
 
 
-def _permute(builder: GraphBuilder, given: Values, attrs: Attrs) -> Values:
-    kind = builder.types[given[0]]
+def _permute(builder: GraphBuilder, operands: Values, attrs: Attrs) -> Values:
+    kind = builder.types[operands[0]]
     nothing = builder.add("broadcast", builder.const(np.zeros((), kind.dtype.numpy)), shape=kind.shape)
     came = dict(zip(attrs["pairs"][1::2], attrs["pairs"][::2], strict=True))
-    return [given[came[rank]] if rank in came else nothing for rank in range(len(given))]
+    return [operands[came[rank]] if rank in came else nothing for rank in range(len(operands))]
 
 
-def _broadcast_from(builder: GraphBuilder, given: Values, attrs: Attrs) -> Values:
-    return [given[attrs["root"]]] * len(given)
+def _broadcast_from(builder: GraphBuilder, operands: Values, attrs: Attrs) -> Values:
+    return [operands[attrs["root"]]] * len(operands)
 
 
-def _axis_index(builder: GraphBuilder, given: Values, attrs: Attrs) -> Values:
-    return [builder.const(np.int32(number)) for number in given]
+def _axis_index(builder: GraphBuilder, operands: Values, attrs: Attrs) -> Values:
+    return [builder.const(np.int32(number)) for number in operands]
 
 
 _MEANINGS: dict[str, Callable[[GraphBuilder, Values, Attrs], Values]] = {
@@ -249,12 +250,12 @@ COMBINED = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "and": "and
 OF_BOOLS = {"max": "or", "min": "and"}  # `max` and `min` take numbers
 
 
-def _combined(builder: GraphBuilder, given: Values, reduction: str) -> int:
+def _combined(builder: GraphBuilder, operands: Values, reduction: str) -> int:
     """One after the other; small floats in f32, rounded once."""
-    dtype = builder.types[given[0]].dtype
+    dtype = builder.types[operands[0]].dtype
     op = OF_BOOLS.get(reduction, COMBINED[reduction]) if dtype is BOOL else COMBINED[reduction]
-    wide = F32 if dtype in (F16, BF16) and len(given) > 1 else dtype
-    total, *rest = [_as(builder, value, wide.name) for value in given]
+    wide = F32 if dtype in (F16, BF16) and len(operands) > 1 else dtype
+    total, *rest = [_as(builder, value, wide.name) for value in operands]
     for value in rest:
         total = builder.add(op, total, value)
     return _as(builder, total, dtype.name)

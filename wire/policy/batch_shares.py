@@ -25,7 +25,7 @@ def ends_of(units: tuple[int, ...], pieces: int) -> list[int]:
 
 
 def handed_out(begin_s: Sequence[float], each_s: Sequence[float], units: int, first: int = 0) -> tuple[int, ...]:
-    """One unit after the other to whoever would be done with it first, after `first` for everybody; by worker."""
+    """One unit after the other to the worker that would be done with it first, after `first` for each; by worker."""
     shares = [first] * len(each_s)
     ends = [(begin + (first + 1) * row_s, who) for who, (begin, row_s) in enumerate(zip(begin_s, each_s, strict=True))]
     heapq.heapify(ends)

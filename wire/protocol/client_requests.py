@@ -1,6 +1,6 @@
 """Client requests: what programs and people ask a coordinator, and the role that each needs.
 
-A request that has no row is answered to nobody.  docs/protocol.md prints the table.
+A request without a row is always refused.  docs/protocol.md prints the table.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from .messages import (
 # Request -> the role that it needs, and what it reaches.
 CLIENT_REQUESTS: Mapping[type[Message], tuple[str, str]] = {
     SubmitJob: (CLIENT, "a job of its own"),
-    PlanGraph: (CLIENT, "nothing but the question"),
-    ExplainGraph: (CLIENT, "nothing but the question"),
-    AskJobs: (CLIENT, "its own jobs; for an operator everybody's"),
-    AwaitJob: (CLIENT, "its own jobs; for an admin everybody's"),
-    CancelJob: (CLIENT, "its own jobs; for an operator everybody's"),
+    PlanGraph: (CLIENT, "the graph in the request"),
+    ExplainGraph: (CLIENT, "the graph in the request"),
+    AskJobs: (CLIENT, "its own jobs; an operator reaches all jobs"),
+    AwaitJob: (CLIENT, "its own jobs; an admin reaches all jobs"),
+    CancelJob: (CLIENT, "its own jobs; an operator reaches all jobs"),
     AskNodes: (CLIENT, "the workers of the mesh"),
     OpenSession: (CLIENT, "a session of its own"),
     SessionStep: (CLIENT, "its own sessions"),
@@ -57,7 +57,7 @@ CLIENT_REQUESTS: Mapping[type[Message], tuple[str, str]] = {
     AskSessions: (CLIENT, "its own sessions"),
     EndSession: (CLIENT, "its own sessions"),
     PauseNode: (OPERATOR, "every worker"),
-    RevokeNode: (OPERATOR, "every node but admins; for an admin those, too"),
+    RevokeNode: (OPERATOR, "every node except admins; an admin reaches admins, too"),
     AskTokens: (ADMIN, "every token"),
     CreateToken: (ADMIN, "a new token"),
     RevokeToken: (ADMIN, "every token"),
@@ -72,6 +72,6 @@ def refusal(name: str, role: str, request: type[Message]) -> NotTrusted:
     if needed == CLIENT:
         return NotTrusted(f"{name} is a {role}: only clients submit jobs and ask for them")
     return NotTrusted(
-        f"{name} is a {role}: {request.__name__} needs the role {needed}",
+        f"{name} has the role {role}: {request.__name__} needs the role {needed}",
         next_step=f"Join with a token made by: mesh-coord token create --role {needed}",
     )

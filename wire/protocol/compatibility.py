@@ -6,7 +6,7 @@ and so is a new field, unless it says nothing or the older node does without it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import LocalError
@@ -29,7 +29,13 @@ def as_of_0(message: Any, new: Kinds, appended: Counts, dispensable: Dispensable
     fields = _fields(message, appended, dispensable)
     place = with_parts.get(type(message))
     if place is not None:
-        fields[place] = [_fields(part, appended, dispensable) for part in fields[place]]
+        parts = fields[place]
+        several = isinstance(parts, Sequence)
+        fields[place] = (
+            [_fields(part, appended, dispensable) for part in parts]
+            if several
+            else _fields(parts, appended, dispensable)
+        )
     return [name, *fields]
 
 

@@ -5,11 +5,11 @@ Both nodes may dial at once, and one may dial again while the other still holds 
 DialCollisions; the rules are chosen so that both keep the same link whatever the order of frames:
 
 1. An acceptor that holds or has committed to another link of the same boot names it in its answer.
-2. A dialer that is told of a link it knows drops its own and waits for that one; one it does not know is dead, so it
-   goes on, and the new link replaces the old.
-3. A dialer that was told of none but has itself accepted a dial from that node goes on if its node id is the smaller,
-   and waits otherwise.
-4. A dialer that was told of none but has another dial of its own that is further waits for that one.
+2. If the answer names a link that the dialer knows, the dialer drops its own and waits for that one.  A link that it
+   does not know is dead: it continues, and the new link replaces the old.
+3. If the answer names none, but the dialer has accepted a dial from that node, it continues if its node id is the
+   smaller, and waits otherwise.
+4. If the answer names none, but another dial of the dialer to that node is further, it waits for that one.
 
 It knows no connections: links are their ids.  A node that restarted (another boot id) starts afresh.
 """

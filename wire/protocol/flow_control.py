@@ -43,7 +43,7 @@ class Sender:
     chunk_bytes_max: int
     window_bytes: int = 0
     credit: int = 0
-    finished: list[int] = field(default_factory=list)  # streams whose last byte left, until somebody takes them
+    finished: list[int] = field(default_factory=list)  # streams whose last byte left, until the caller takes them
     _streams: dict[int, _Outgoing] = field(default_factory=dict)
     _turns: deque[_Outgoing] = field(default_factory=deque)
     _long: deque[_Outgoing] = field(default_factory=deque)  # sent one after the other
@@ -180,7 +180,7 @@ class Receiver:
         self._is_complete(stream, incoming)
 
     def chunk(self, frame: StreamChunk) -> bool:
-        """Put a chunk in place; True if it completes a stream somebody wants."""
+        """Put a chunk in place; True if it completes a stream that is still needed."""
         incoming = self._streams.get(frame.stream)
         if incoming is None:
             raise ProtocolError(f"stream {frame.stream} is not open")
@@ -211,7 +211,7 @@ class Receiver:
         paced.given_up = True
 
     def abort(self, stream: int) -> bool:
-        """The sender gave a stream up; whether somebody wanted it."""
+        """The sender gave a stream up; whether it was still needed."""
         incoming = self._streams.pop(stream, None)
         if incoming is None:
             raise ProtocolError(f"stream {stream} is not open")

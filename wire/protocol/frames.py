@@ -4,7 +4,7 @@ A frame is a kind byte, fixed little-endian fields, and a rest whose meaning the
 and limits only: not which frame may come when (`peer.py`), nor what bodies mean (`messages/`).  Everything wrong
 is a FrameError, found before anything is allocated; the rest is handed out as a view of the received bytes.
 
-To add a frame: a dataclass, a row in _ROWS and a row in peer.py's tables.
+To add a frame: a class of plain data, a row in _ROWS and a row in peer.py's tables.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from msgspec import Meta
 
 from ..errors import FrameError, MeshError, from_fields
 from ..limits import DEFAULT, KIB, Limits
+from ..plain_data import PlainData
 from .versions import Version
 
 Bytes = bytes | bytearray | memoryview
@@ -34,8 +35,7 @@ OVERHEAD_BYTES_MAX = 32  # kind byte and fixed fields of any frame
 # -- the frames --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(PlainData, frozen=True):
     """First frame of a connection.  `body` is an identity on the control connection and empty on the bulk one.
 
     `flag`: on the bulk connection, whether the sender could read the other's shared-memory directory.
@@ -47,8 +47,7 @@ class Hello:
     body: Bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class HelloAck:
+class HelloAck(PlainData, frozen=True):
     """Answer to Hello.  `link_id` is zero, or names the link to the same node that the sender keeps instead."""
 
     version: Version
@@ -57,53 +56,45 @@ class HelloAck:
     body: Bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class Refuse:
+class Refuse(PlainData, frozen=True):
     """The connection ends here, and why.  The layout up to and including `version` never changes."""
 
     version: Version
     error: MeshError
 
 
-@dataclass(frozen=True, slots=True)
-class Goodbye:
+class Goodbye(PlainData, frozen=True):
     """The connection ends here in good order; `reason` is for people."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(PlainData, frozen=True):
     number: int
     body: Bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(PlainData, frozen=True):
     number: int
     body: Bytes
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorReply:
+class ErrorReply(PlainData, frozen=True):
     number: int
     error: MeshError
 
 
-@dataclass(frozen=True, slots=True)
-class Cancel:
+class Cancel(PlainData, frozen=True):
     """The sender no longer wants the reply; one comes all the same, and is dropped."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class Notify:
+class Notify(PlainData, frozen=True):
     body: Bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(PlainData, frozen=True):
     """A part of a frame that is too long for one message: `payload` lies at `offset` of `total` bytes."""
 
     total: int
@@ -111,8 +102,7 @@ class Piece:
     payload: Bytes
 
 
-@dataclass(frozen=True, slots=True)
-class StreamOpen:
+class StreamOpen(PlainData, frozen=True):
     """`size` bytes will follow in chunks; `header` is the message that says what they are."""
 
     stream: int
@@ -120,43 +110,37 @@ class StreamOpen:
     header: Bytes
 
 
-@dataclass(frozen=True, slots=True)
-class StreamChunk:
+class StreamChunk(PlainData, frozen=True):
     stream: int
     offset: int
     payload: Bytes
 
 
-@dataclass(frozen=True, slots=True)
-class StreamAbort:
+class StreamAbort(PlainData, frozen=True):
     """The sender gives the stream up."""
 
     stream: int
     error: MeshError
 
 
-@dataclass(frozen=True, slots=True)
-class StreamRefuse:
+class StreamRefuse(PlainData, frozen=True):
     """The receiver does not want the stream."""
 
     stream: int
     error: MeshError
 
 
-@dataclass(frozen=True, slots=True)
-class Credit:
+class Credit(PlainData, frozen=True):
     """The receiver took `size` bulk bytes, so that many more may come."""
 
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class Ping:
+class Ping(PlainData, frozen=True):
     token: int
 
 
-@dataclass(frozen=True, slots=True)
-class Pong:
+class Pong(PlainData, frozen=True):
     token: int
 
 

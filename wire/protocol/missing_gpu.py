@@ -13,7 +13,7 @@ TEXT_MAX = 300
 SAID = {
     ASKED: ("--device cpu", "was started with --device cpu"),
     NONE: ("none found", "has no graphics adapter with a driver"),
-    SOFTWARE: ("only software adapters", "has no graphics adapter but software ones"),
+    SOFTWARE: ("only software adapters", "has only software graphics adapters"),
     LIBRARY: ("no wgpu", "has no wgpu, the Python package that graphics adapters are used by"),
     FAILED: ("its driver failed", "has a graphics adapter that cannot be used"),
 }

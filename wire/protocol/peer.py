@@ -10,7 +10,7 @@ shell feeds `receive`, acts on the events, and sends what `next_frame` gives whi
 Bodies are opaque.  A link has two connections: control carries short frames in order; bulk carries streams and frames
 too long for control, in chunks taken from all streams in turn, at most `window_bytes` ahead of the receiver's credit.
 The other side's mistakes raise ProtocolError or FrameError out of `receive` (the link is then over; `next_frame` still
-gives the frame that tells it why); our own raise LocalError and change nothing.  To add a frame, add a row to
+gives the frame that says why); our own raise LocalError and change nothing.  To add a frame, add a row to
 _CHANNELS and _OPEN.
 """
 
@@ -35,6 +35,7 @@ from ..errors import (
     WrongMesh,
 )
 from ..limits import DEFAULT, Limits
+from ..plain_data import PlainData
 from ..text import printable
 from ..units import need_text, room_text
 from .flow_control import PacedBuffer, Receiver, Sender
@@ -121,37 +122,32 @@ class State(enum.Enum):
 # -- events ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class HelloReceived:
+class HelloReceived(PlainData, frozen=True):
     """Acceptor: answer with `accept` or `refuse`."""
 
     identity: Identity
     link_id: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Acknowledged:
+class Acknowledged(PlainData, frozen=True):
     """Dialer: go on with `start_bulk`, or close.  `existing` is the link the other side keeps instead, or b""."""
 
     identity: Identity
     existing: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
+class Opened(PlainData, frozen=True):
     """The link is open: both connections stand; requests, notes and streams may flow."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestReceived:
+class RequestReceived(PlainData, frozen=True):
     """Answer with `reply` or `reply_error`, exactly once."""
 
     number: int
     body: Bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Replied:
+class Replied(PlainData, frozen=True):
     """`error` is None when `body` is the answer."""
 
     number: int
@@ -159,20 +155,17 @@ class Replied:
     error: MeshError | None
 
 
-@dataclass(frozen=True, slots=True)
-class CancelReceived:
+class CancelReceived(PlainData, frozen=True):
     """The other side dropped its request; it still gets one answer, which it ignores."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class NotifyReceived:
+class NotifyReceived(PlainData, frozen=True):
     body: Bytes
 
 
-@dataclass(frozen=True, slots=True)
-class StreamOpened:
+class StreamOpened(PlainData, frozen=True):
     """Answer with `place_stream` or `refuse_stream` before the next `receive`."""
 
     stream: int
@@ -180,29 +173,25 @@ class StreamOpened:
     header: Bytes
 
 
-@dataclass(frozen=True, slots=True)
-class StreamDone:
+class StreamDone(PlainData, frozen=True):
     """An incoming stream ended: complete, or with the sender's error."""
 
     stream: int
     error: MeshError | None
 
 
-@dataclass(frozen=True, slots=True)
-class StreamSent:
+class StreamSent(PlainData, frozen=True):
     """An outgoing stream left: handed over completely, or refused with `error`."""
 
     stream: int
     error: MeshError | None
 
 
-@dataclass(frozen=True, slots=True)
-class Ponged:
+class Ponged(PlainData, frozen=True):
     token: int
 
 
-@dataclass(frozen=True, slots=True)
-class Closed:
+class Closed(PlainData, frozen=True):
     """The link is over; `error` is None after a goodbye."""
 
     error: MeshError | None
@@ -538,7 +527,7 @@ class Peer:
         return [Replied(number, body, error)]
 
     def _on_cancel(self, frame: Cancel) -> list[Event]:
-        # An unknown number was answered while the cancel was under way.
+        # An unknown number was answered while the cancel was in flight.
         return [CancelReceived(frame.number)] if frame.number in self._serving else []
 
     def _on_notify(self, frame: Notify) -> list[Event]:

@@ -1,9 +1,10 @@
 """Permissions: who may send what to whom, as one table.
 
-A row is a message and the way it comes: a request, a note without an answer, or the header of a stream.  It says for
-each kind of receiver which relations its sender may have to that receiver; one of them is enough.  What has no row for
-a receiver is refused there.  `wire/link/guard.py` asks this table before every handler; a receiver says what its
-relations mean by tests of a link and a message.  docs/protocol.md prints it.
+A row is a message and the way in which it arrives: as a request, as a notification (which has no answer), or as the
+header of a stream.  For each kind of receiver it lists relations that the sender may have to that receiver.  One of
+them suffices.  A receiver refuses a message that has no row for it.  `wire/link/guard.py` looks messages up in this
+table before every handler.  A receiver implements its relations as tests of a link and a message.  docs/protocol.md
+prints the table.
 
 The role of a sender is the one of its certificate: a link whose hello says another one is refused
 (`wire/link/endpoint.py`).  To add a message, add a row here; to narrow one, name another relation.
@@ -93,15 +94,15 @@ class Receiver(StrEnum):
 
 
 class Way(StrEnum):
-    """Ways in which a message comes."""
+    """Ways in which a message arrives."""
 
     REQUEST = "request"
-    NOTE = "note"
+    NOTIFICATION = "notification"
     STREAM = "stream"
 
 
 class Relation(StrEnum):
-    """What the sender is to the receiver.  `MEANING` says it in words."""
+    """What the sender is to the receiver.  `MEANING` describes each."""
 
     OWNER = "owner"
     COORDINATOR = "coordinator"
@@ -112,23 +113,23 @@ class Relation(StrEnum):
     CLIENT = "client"
     OPERATOR = "operator"
     ADMIN = "admin"
-    ASKED = "who was asked"
+    ASKED = "asked node"
     MEMBER = "member"
 
 
 MEANING: Mapping[Relation, str] = {
-    Relation.OWNER: "The coordinator that this worker serves: its Join was the last that was taken.",
-    Relation.COORDINATOR: "A coordinator of the mesh, be it the one that serves or a standby.",
-    Relation.SOURCE: "Whoever the plan has make this tensor: the worker of the part that it comes from, and for an "
-    "input of a call the owner. What is of no plan that is here is stale: a worker's is dropped.",
-    Relation.PEER: "A worker that has another rank of this mailbox. What is for no mailbox that is here is stale, too.",
-    Relation.WORKER: "A worker of the mesh. What it says is taken to be about itself.",
+    Relation.OWNER: "The coordinator that this worker serves: the one whose Join the worker accepted last.",
+    Relation.COORDINATOR: "A coordinator of the mesh, whether it serves or is a standby.",
+    Relation.SOURCE: "The node that makes this tensor by the plan: the worker of the part whose output it is, or the "
+    "owner for an input of a call. A tensor for a plan that the receiver does not have is stale and dropped.",
+    Relation.PEER: "The worker of the other rank of this mailbox. A message for an unknown mailbox is stale.",
+    Relation.WORKER: "A worker of the mesh. The receiver applies the message to that worker only.",
     Relation.JOINED: "A worker that has joined this coordinator over this link.",
     Relation.CLIENT: "A client, an operator or an admin.",
     Relation.OPERATOR: "An operator or an admin.",
     Relation.ADMIN: "An admin.",
-    Relation.ASKED: "Whoever this node asked for it over this link, or sent it to.",
-    Relation.MEMBER: "Any node of the mesh, that is, with a certificate of its authority.",
+    Relation.ASKED: "A node from which this node requested the content over this link, or to which it sent Ballast.",
+    Relation.MEMBER: "Any node with a certificate of the mesh's authority.",
 }
 
 Row = Mapping[Receiver, tuple[Relation, ...]]
@@ -160,7 +161,7 @@ REQUESTS: Mapping[type[Message], Row] = {
     Snapshot: OWNER_ONLY,
     Combine: OWNER_ONLY,
     Relay: {COORDINATOR: (Relation.JOINED,), WORKER: (Relation.OWNER,)},
-    # content, known by an address that nobody can guess
+    # content, by an address that cannot be guessed
     FetchBlob: {
         COORDINATOR: (Relation.MEMBER,),
         WORKER: (Relation.WORKER, Relation.OWNER),
@@ -172,7 +173,7 @@ REQUESTS: Mapping[type[Message], Row] = {
     Vote: dict.fromkeys((COORDINATOR, STANDBY, WORKER), (Relation.COORDINATOR,)),
 }
 
-NOTES: Mapping[type[Message], Row] = {
+NOTIFICATIONS: Mapping[type[Message], Row] = {
     **dict.fromkeys((Beat, Began, Leaving, Paused, Devices), FROM_WORKERS),
     Suspected: OWNER_ONLY,
     CancelStep: OWNER_ONLY,
@@ -193,19 +194,23 @@ STREAMS: Mapping[type[Message], Row] = {
     BlobStream: dict.fromkeys(EVERYBODY, (Relation.ASKED,)),
 }
 
-# What comes as the answer to a request only: the link gives it to whoever asked, and to nobody else.
+# Messages that are only answers: the link delivers them to the code that sent the request.
 ANSWERS: frozenset[type[Message]] = frozenset({
     AuthorityReport, Blob, Combined, Deployed, Done, Explained, JobAccepted, JobResult, Jobs, Joined, LogLines,
     MissingGraphs, Nodes, Planned, Probed, Ran, Revoked, SessionAttached, SessionOpened, SessionResumed, SessionTold,
     Sessions, Snapshotted, TokenCreated, Tokens, Voted,
 })  # fmt: skip
 
-# By the role of a node that listens, whom it takes links from.  No plan has clients deal with workers.
+# The role of a node that listens -> the roles from which it accepts links.  No plan connects clients with workers.
 LINKS: Mapping[str, frozenset[str]] = {"worker": frozenset({"worker", "coordinator"})}
 
-TABLE: Mapping[Way, Mapping[type[Message], Row]] = {Way.REQUEST: REQUESTS, Way.NOTE: NOTES, Way.STREAM: STREAMS}
+TABLE: Mapping[Way, Mapping[type[Message], Row]] = {
+    Way.REQUEST: REQUESTS,
+    Way.NOTIFICATION: NOTIFICATIONS,
+    Way.STREAM: STREAMS,
+}
 
 
 def senders(receiver: Receiver, way: Way, message: type[Message]) -> tuple[Relation, ...]:
-    """The relations of which the sender of a message needs one; none where nobody may send it."""
+    """The relations of which the sender of a message needs one; empty if the receiver refuses it from every node."""
     return TABLE[way].get(message, {}).get(receiver, ())

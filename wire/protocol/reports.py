@@ -1,4 +1,4 @@
-"""What a coordinator tells of a call: events, and each worker's share.  Travels as plain data."""
+"""Reports of calls: events, and each worker's share.  Travels as plain data."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def key_of_secret(secret: bytes) -> NodeKey:
 
 
 def own_certificate(key: NodeKey, now_s: float) -> bytes:
-    """A certificate by which a key names itself, and nothing else: whoever reads it must know the key."""
+    """A certificate by which a key names itself, and nothing else: a reader must know the key."""
     begins = datetime.fromtimestamp(now_s - BACKDATED_S, UTC)
     builder = x509.CertificateBuilder(
         _name(key.node_id), _name(key.node_id), key.public._key, x509.random_serial_number()
@@ -300,7 +300,7 @@ class CertificateAuthority:
     def vouch(self, former: bytes, now_s: float, until_s: float) -> bytes:
         """A certificate for the authority before this one: what that signed is good until then, and no longer.
 
-        Whoever trusts this authority needs nothing else to accept the other's nodes, and forgets them by itself.
+        A node that trusts this authority needs nothing else to accept the other's nodes, and forgets them by itself.
         """
         theirs, ours = _load(former), _load(self.certificate)
         builder = (
@@ -320,7 +320,7 @@ class CertificateAuthority:
 
 
 def new_authority(mesh: str, now_s: float) -> CertificateAuthority:
-    """An authority for a mesh.  Its certificate does not tell the mesh's name: anybody may ask for it.
+    """An authority for a mesh.  Its certificate does not contain the mesh's name, since every caller may get it.
 
     Its own name is new each time, or OpenSSL would take two authorities of one mesh for the same.  It may certify an
     authority, but none that certifies a third: see `vouch`.

@@ -1,6 +1,6 @@
 """How many strangers a port deals with at once, and how fast it answers them (docs/protocol.md, "Joining").
 
-Whoever has proved who it is does not count.  Pure: callers are numbers, time is an argument.
+A caller that has proved who it is does not count.  Pure: callers are numbers, time is an argument.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ConnectionLimiter:
     """The limiter counts callers from `arrive` until `leave`, and questions.
 
     Where there is no room, the one goes that has not got on for longest: each has a moment for every step, and not
-    more.  So a flood takes the places of its own, and whoever means it gets in between, if it tries again.  Where all
+    more.  So a flood takes the places of its own, and an honest caller gets in between, if it tries again.  Where all
     are quick a newcomer is not heard, unless others have more callers than its origin: then the oldest of the origin
     with the most goes, one that has said nothing yet if there is any.
     """
@@ -120,7 +120,7 @@ class ConnectionLimiter:
 
 
 def origin_of(host: str) -> str:
-    """The origin of an address, as far as it tells; "" for this machine itself."""
+    """The origin of an address, as far as it is known; "" for this machine itself."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

@@ -97,7 +97,7 @@ def unverified_context() -> TLSContext:
 
 
 class NodeSocket(ssl.SSLSocket):
-    """A connection within mutual TLS, for who reads and writes it itself."""
+    """A connection within mutual TLS, for code that reads and writes it itself."""
 
     NOT_YET = (ssl.SSLWantReadError, ssl.SSLWantWriteError)  # raised where other sockets raise BlockingIOError
 
@@ -110,7 +110,7 @@ class NodeSocket(ssl.SSLSocket):
 
 def secured(sock: socket.socket, files: TLSFiles, name: str, accepting: bool) -> NodeSocket:
     """TLS over a connected socket with the node whose certificate has this name (`certificates.server_name`), and no
-    other member; with any of them where a caller's name is "".  OSError for anybody else."""
+    other member; with any of them where a caller's name is "".  OSError for all others."""
     context = server_context(files) if accepting else client_context(files)
     context.sslsocket_class = NodeSocket
     node_socket = context.wrap_socket(sock, server_side=accepting, server_hostname=None if accepting else name)
@@ -125,7 +125,7 @@ def secured_by_key(sock: socket.socket, secret: bytes, accepting: bool, folder: 
     """TLS over a connected socket with the one process that knows the secret of this connection, too.
 
     The accepting end shows the certificate that follows from the secret, and the other end takes no other key: who
-    accepts is proven, and who dialled is not.  OSError for anybody else.  A file in `folder` has the key for a moment.
+    accepts is proven, and the dialer is not.  OSError for all others.  A file in `folder` has the key for a moment.
     """
     key = key_of_secret(secret)
     context = _context(ssl.PROTOCOL_TLS_SERVER if accepting else ssl.PROTOCOL_TLS_CLIENT)
@@ -144,7 +144,7 @@ def secured_by_key(sock: socket.socket, secret: bytes, accepting: bool, folder: 
     assert isinstance(node_socket, NodeSocket)
     if not accepting and key_of_certificate(node_socket.getpeercert(binary_form=True) or b"").node_id != key.node_id:
         node_socket.close()
-        raise PermissionError("who answered was not told the key")
+        raise PermissionError("the process that answered does not know the key")
     return node_socket
 
 
@@ -254,7 +254,7 @@ def gave_up(error: OSError) -> bool:
 
 
 def explain_caller(error: OSError, handshake_s: float) -> str:
-    """What a handshake's failure with somebody who called means, for the log; it had `handshake_s`."""
+    """What a handshake's failure with a caller means, for the log; it had `handshake_s`."""
     if gave_up(error):
         return "a caller gave up the handshake: it may expect another mesh"
     if isinstance(error, ConnectionError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import itertools
 import logging
 import socket
@@ -24,6 +25,7 @@ from .connection_limiter import ConnectionLimiter
 log = logging.getLogger("graph_mesh.listener")
 
 BACKLOG = 256
+PORT_ERRORS = (errno.EADDRINUSE, errno.EACCES)  # another port may do; others are of the address
 TLS_HANDSHAKE = b"\x16"  # the first byte of every TLS connection
 HELLO_BYTES_MAX = 4096  # of the first record, which is 300 to 2,000
 HEADER_BYTES = 5  # of a record: its kind, version (2) and length (2)
@@ -47,7 +49,7 @@ def addresses_of(host: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class FirstWord:
-    """What callers begin with: `size_of(received)` is its size, as far as its beginning tells, and a ValueError says
+    """What callers begin with: `size_of(received)` is its size, as far as its beginning shows, and a ValueError says
     what is wrong with a beginning.  What follows begins every `turn_s` at most."""
 
     size_of: Callable[[bytes], int]
@@ -116,7 +118,12 @@ class Listener:
             try:
                 bound = socket.create_server((host, port), family=family, backlog=BACKLOG)
             except OSError as error:
-                raise ConfigError(f"cannot listen on port {port} of {host}", cause=error.strerror or "") from None
+                flag = "--port" if error.errno in PORT_ERRORS else "--host"
+                raise ConfigError(
+                    f"cannot listen on port {port} of {host}",
+                    cause=error.strerror or "",
+                    next_step=f"Choose another with {flag}",
+                ) from None
             bound.setblocking(False)
             port = bound.getsockname()[1]
             self._listening.append(bound)

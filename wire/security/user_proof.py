@@ -6,8 +6,8 @@
     dialer:    <proof>
 
 A proof is an HMAC by the user's secret over who it is from, both nonces, and both ends of the connection as the system
-knows them.  So it cannot be sent back, used twice, or passed on: whoever listens on the port in place of the node, and
-talks to the node meanwhile, has two connections with other ends.
+knows them.  So it cannot be sent back, used twice, or passed on: a process that listens on the port in place of the
+node, and talks to the node meanwhile, has two connections with other ends.
 
 Pure: it is given nonces and makes bytes of bytes.  The texts end as an HTTP request does, so a web server at the port
 answers at once.

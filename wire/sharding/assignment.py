@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from .layout import Axes, Dims
-from .rule import Made, Rule
+from .rule import DimFactors, Rule
 
 Assignment = Mapping[int, tuple[str, ...]]
 """The axes that split each factor; a factor that is not there is whole."""
 
 
-def projected(rule: Rule, made: Made, dims: Dims, axes: Axes) -> dict[int, tuple[str, ...]]:
+def projected(rule: Rule, dim_factors: DimFactors, dims: Dims, axes: Axes) -> dict[int, tuple[str, ...]]:
     """The factors that a tensor's layout splits; axes that fit none are left out."""
     smaller: dict[int, tuple[str, ...]] = {}
-    for factors, split in zip(made, dims, strict=True):
+    for factors, split in zip(dim_factors, dims, strict=True):
         left = split
         for factor in factors:
             taken = _taken(rule, factor, left, axes)
@@ -34,10 +34,10 @@ def _taken(rule: Rule, factor: int, split: tuple[str, ...], axes: Axes) -> tuple
     return ()
 
 
-def dims_of(rule: Rule, made: Made, assignment: Assignment, axes: Axes) -> Dims:
+def dims_of(rule: Rule, dim_factors: DimFactors, assignment: Assignment, axes: Axes) -> Dims:
     """The layout of a tensor whose factors are split so."""
     dims = []
-    for factors in made:
+    for factors in dim_factors:
         split: tuple[str, ...] = ()
         for factor in factors:
             split = (*split, *assignment.get(factor, ()))

@@ -5,8 +5,8 @@ A rule says for every dimension of operands and results of which factors it is m
 
   * a factor of the result is free: ranks that split it compute different elements of it;
   * a factor that is `reduced` gives each rank a term, and the result is partial;
-  * what a dimension has besides its factors cannot be split: whoever computes has all of it.  So `()` is a dimension
-    that is whole, such as the axis of a sort;
+  * what a dimension has besides its factors cannot be split: each rank has all of it.  So `()` is a dimension that is
+    whole, such as the axis of a sort;
   * a factor that is `exact` must be shared out evenly, as it is when it is not alone in its dimension;
   * a factor that is `special` needs to know which part of it a rank has (`position_ops.py`).
 
@@ -37,7 +37,7 @@ Types = Sequence[TensorType]
 
 
 class Sides(NamedTuple):
-    """What the dimensions of operands and of results are made of."""
+    """The factors of the dimensions of operands and results."""
 
     operands: Sequence[Dimensions]
     results: Sequence[Dimensions]
@@ -61,6 +61,27 @@ def rule_of(op: str, attrs: Attrs, types: Types, results: int = 1) -> Rule | Non
     draft = Draft()
     sides = row(draft, attrs, types, outs)
     return draft.rule(types, sides.operands, outs, sides.results, sides.bodies)
+
+
+def rules_within(graph: WireGraph) -> list[Rule | None]:
+    """The rule of each node of a graph; nodes that are computed together share one, which may hold whole graphs."""
+    rules: list[Rule | None] = [None] * len(graph.nodes)
+    for group in computed_together(graph).values():
+        op, inputs, attrs = graph.nodes[group[0]]
+        results = 1 + max(graph.nodes[index].attrs.get("output", 0) for index in group)
+        rule = rule_of(op, attrs, [graph.types[source] for source in inputs], results)
+        for index in group:
+            rules[index] = rule
+    return rules
+
+
+def computed_together(graph: WireGraph) -> dict[int, tuple[int, ...]]:
+    """The nodes that are computed together, those that are results of one op or a node alone, by the first of them."""
+    groups: dict[Node | int, list[int]] = {}
+    for index, (op, inputs, attrs) in enumerate(graph.nodes):
+        shared = Attrs({name: value for name, value in attrs.items() if name != "output"})
+        groups.setdefault(Node(op, inputs, shared) if "output" in attrs else index, []).append(index)
+    return {group[0]: tuple(group) for group in groups.values()}
 
 
 def _result_types(op: str, attrs: Attrs, types: Types, results: int) -> list[TensorType]:
@@ -100,7 +121,7 @@ def _reduce(how: str) -> Row:
     def row(draft: Draft, attrs: Attrs, types: Types, outs: Types) -> Sides:
         gone = attrs["axes"]
         operand = [(draft.new(dim, how if axis in gone else ""),) for axis, dim in enumerate(types[0].shape)]
-        return Sides([operand], [[made for axis, made in enumerate(operand) if axis not in gone]])
+        return Sides([operand], [[factors for axis, factors in enumerate(operand) if axis not in gone]])
 
     return row
 
@@ -199,9 +220,9 @@ def _dot(draft: Draft, attrs: Attrs, types: Types, outs: Types) -> Sides:
     here, there = (*attrs["lhs_batch"], *attrs["lhs_contract"]), (*attrs["rhs_batch"], *attrs["rhs_contract"])
     paired = dict(zip(there, here, strict=True))
     right = [left[paired[axis]] if axis in paired else (draft.new(dim),) for axis, dim in enumerate(types[1].shape)]
-    free = [made for axis, made in enumerate(left) if axis not in here]
+    free = [factors for axis, factors in enumerate(left) if axis not in here]
     result = [left[axis] for axis in attrs["lhs_batch"]] + free
-    return Sides([left, right], [result + [made for axis, made in enumerate(right) if axis not in there]])
+    return Sides([left, right], [result + [factors for axis, factors in enumerate(right) if axis not in there]])
 
 
 def _conv(draft: Draft, attrs: Attrs, types: Types, outs: Types) -> Sides:
@@ -268,37 +289,37 @@ def _of_window(draft: Draft, shape: Sequence[int], window: Sequence[int]) -> lis
 
 
 def _composite(draft: Draft, attrs: Attrs, types: Types, outs: Types) -> Sides:
-    unified = UnifiedDims(rule_of)
+    unified = UnifiedDims(rules_within)
     body = _Graph(unified, attrs["body"])
-    operands, results = ([unified.made(draft, node) for node in side] for side in (body.inputs, body.outputs))
+    operands, results = ([unified.dim_factors(draft, node) for node in side] for side in (body.inputs, body.outputs))
     return Sides(operands, results, {"body": body.finished(draft)})
 
 
 def _cond(draft: Draft, attrs: Attrs, types: Types, outs: Types) -> Sides:
-    unified = UnifiedDims(rule_of)
+    unified = UnifiedDims(rules_within)
     then, otherwise = (_Graph(unified, attrs[name]) for name in ("then", "otherwise"))
     unified.join(then.inputs, otherwise.inputs)
     unified.join(then.outputs, otherwise.outputs)
-    operands, results = ([unified.made(draft, node) for node in side] for side in (then.inputs, then.outputs))
+    operands, results = ([unified.dim_factors(draft, node) for node in side] for side in (then.inputs, then.outputs))
     bodies = {"then": then.finished(draft), "otherwise": otherwise.finished(draft)}
     return Sides([[], *operands], results[: len(outs)], bodies)
 
 
 def _while(draft: Draft, attrs: Attrs, types: Types, outs: Types) -> Sides:
-    unified = UnifiedDims(rule_of)
+    unified = UnifiedDims(rules_within)
     test, body = (_Graph(unified, attrs[name]) for name in ("test", "body"))
     unified.join(test.inputs, body.inputs)
     unified.join(body.inputs[: len(body.outputs)], body.outputs)
-    operands, results = ([unified.made(draft, node) for node in side] for side in (body.inputs, body.outputs))
+    operands, results = ([unified.dim_factors(draft, node) for node in side] for side in (body.inputs, body.outputs))
     return Sides(operands, results[: len(outs)], {"test": test.finished(draft), "body": body.finished(draft)})
 
 
 def _scan(draft: Draft, attrs: Attrs, types: Types, outs: Types) -> Sides:
     """Turns follow each other; what a turn does to its row can be shared out."""
-    unified = UnifiedDims(rule_of)
+    unified = UnifiedDims(rules_within)
     body, carry = _Graph(unified, attrs["body"]), attrs["carry"]
     unified.join(body.inputs[:carry], body.outputs[:carry])
-    operands, results = ([unified.made(draft, node) for node in side] for side in (body.inputs, body.outputs))
+    operands, results = ([unified.dim_factors(draft, node) for node in side] for side in (body.inputs, body.outputs))
     before = carry + attrs["consts"]
     region_operands = [*operands[:before], *[(WHOLE, *dims) for dims in operands[before:]]]
     region_results = [*results[:carry], *[(WHOLE, *dims) for dims in results[carry:]]]
@@ -320,7 +341,7 @@ class _Graph:
         return [self._nodes[index] for index in self._graph.outputs]
 
     def finished(self, draft: Draft) -> Body:
-        return Body(self._graph, tuple([self._unified.made(draft, classes) for classes in self._nodes]))
+        return Body(self._graph, tuple([self._unified.dim_factors(draft, classes) for classes in self._nodes]))
 
 
 # -- the table --------------------------------------------------------------------------------------------

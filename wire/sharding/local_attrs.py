@@ -10,7 +10,7 @@ from typing import Any
 
 from ..ir.graph import GraphBuilder, WireGraph
 from ..ir.types import Attrs, TensorType
-from .factors import rule_of
+from .factors import rules_within
 from .rule import Body, Rule, local_of
 
 Shape = tuple[int, ...]
@@ -31,19 +31,27 @@ def local_attrs(
 
 
 def local_graph(body: Body, shards: Sequence[int]) -> WireGraph:
-    """A graph inside a node as a rank has it."""
+    """A graph inside a node as a rank has it: one, for all results of the node."""
+    split = tuple(shards)
+    if split not in body.local_graphs:
+        body.local_graphs[split] = _local_graph(body, split)
+    return body.local_graphs[split]
+
+
+def _local_graph(body: Body, shards: Sequence[int]) -> WireGraph:
     graph, builder = body.graph, GraphBuilder()
     placed: list[int] = []
-    for index, (op, inputs, attrs) in enumerate(graph.nodes):
+    for index, ((op, inputs, attrs), rule) in enumerate(zip(graph.nodes, rules_within(graph), strict=True)):
         kind = graph.types[index]
         if op == "input":
-            placed.append(builder.input(attrs["name"], local_of(kind.shape, body.made[index], shards), kind.dtype))
+            placed.append(
+                builder.input(attrs["name"], local_of(kind.shape, body.dim_factors[index], shards), kind.dtype)
+            )
             continue
         types = [graph.types[source] for source in inputs]
-        rule = rule_of(op, attrs, types, attrs.get("output", 0) + 1)
         if rule is not None:
-            operand_dims = [body.made[source] for source in inputs]
-            inner = _shards_inside(rule, operand_dims, body.made[index], attrs.get("output", 0), shards)
+            operand_dims = [body.dim_factors[source] for source in inputs]
+            inner = _shards_inside(rule, operand_dims, body.dim_factors[index], attrs.get("output", 0), shards)
             attrs = Attrs(local_attrs(op, attrs, rule, inner, types, kind))
         placed.append(builder.add(op, *[placed[source] for source in inputs], **attrs))
     return builder.build([placed[index] for index in graph.outputs], graph.output_names, graph.name)

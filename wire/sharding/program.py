@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ..cached_property import cached_property
-from ..ir.graph import Node, WireGraph
-from ..ir.types import Attrs, TensorType
-from .factors import rule_of
+from ..ir.graph import WireGraph
+from ..ir.types import TensorType
+from .factors import computed_together, rules_within
 from .layout import Axes, Dims
 from .rule import Rule
 
 
 class Program:
-    """A graph over whole tensors, to be split over `axes`; `fixed` are the layouts that somebody asked for, by node.
+    """A graph over whole tensors, to be split over `axes`; `fixed` are the layouts that the user asked for, by node.
 
     With `in_order` no sum of numbers that round is shared out.
     """
@@ -31,24 +31,18 @@ class Program:
     @cached_property
     def groups(self) -> dict[int, tuple[int, ...]]:
         """The nodes that are computed together, a node alone included, by the first of them."""
-        groups: dict[Node | int, list[int]] = {}
-        for index, (op, inputs, attrs) in enumerate(self.graph.nodes):
-            shared = Attrs({name: value for name, value in attrs.items() if name != "output"})
-            groups.setdefault(Node(op, inputs, shared) if "output" in attrs else index, []).append(index)
-        return {group[0]: tuple(group) for group in groups.values()}
+        return computed_together(self.graph)
 
     @cached_property
     def rules(self) -> tuple[Rule | None, ...]:
         """The rule of every node; nodes that are computed together share one.  None for leaves."""
-        rules: list[Rule | None] = [None] * len(self.graph.nodes)
-        for first, group in self.groups.items():
-            op, _, attrs = self.graph.nodes[first]
-            results = 1 + max(self.output(index) for index in group)
-            rule = rule_of(op, attrs, self.types(first), results)
-            if rule and self.in_order and any(self.graph.types[index].dtype.kind in "fc" for index in group):
-                rule = rule.in_order()
-            for index in group:
-                rules[index] = rule
+        rules = rules_within(self.graph)
+        for first, group in self.groups.items() if self.in_order else ():
+            rule = rules[first]
+            if rule and any(self.graph.types[index].dtype.kind in "fc" for index in group):
+                in_order = rule.in_order()
+                for index in group:
+                    rules[index] = in_order
         return tuple(rules)
 
     def output(self, index: int) -> int:

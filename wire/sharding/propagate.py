@@ -2,7 +2,7 @@
 
 Every node's rule ties dimensions of its operands and results together; what splits one of them comes to split the
 others, forwards and backwards, until nothing changes.  Layouts only grow: an axis that once splits a dimension stays,
-and what somebody asked for (`Program.fixed`) is never changed.  Where tensors of a node disagree, each has its say
+and what the user asked for (`Program.fixed`) is never changed.  Where tensors of a node disagree, each has its say
 first in turn, and the way that costs least is taken.  Elementwise ops and views go first, as there is one natural
 layout for them; contractions and all others join when those have settled.
 
@@ -17,7 +17,7 @@ from .assignment import agreements, dims_of, projected
 from .layout import Dims
 from .op_cost import Prices
 from .program import Program
-from .rule import Made
+from .rule import DimFactors
 
 PLAIN = frozenset({"unary", "binary", "ternary", "convert", "view"})  # families with one natural layout
 
@@ -54,7 +54,7 @@ def _node(program: Program, prices: Prices, layouts: list[Dims], index: int) -> 
     if rule is None:
         return []
     operands = zip(program.graph.nodes[index].inputs, rule.operands, strict=True)
-    tensors: list[tuple[int, Made]] = [(index, rule.results[program.output(index)]), *operands]
+    tensors: list[tuple[int, DimFactors]] = [(index, rule.results[program.output(index)]), *operands]
     parts = [projected(rule, dims, layouts[tensor], program.axes) for tensor, dims in tensors]
     offers = agreements(rule, [part for part in parts if part], program.axes)
     if not offers:

@@ -12,11 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..ir.graph import WireGraph
-from ..ir.types import Attrs, TensorType
 from .rule import WHOLE, Draft, Rule
 
-RuleOf = Callable[[str, Attrs, Sequence[TensorType], int], Rule | None]
-"""The rule of a node by op, attributes, operands and how many of its results it is for; None if it has none."""
+RulesWithin = Callable[[WireGraph], Sequence[Rule | None]]
+"""The rule of each node of a graph; None for one that has none."""
 
 Classes = list[int]
 """The classes of a value's dimensions."""
@@ -32,8 +31,8 @@ class _Class:
 class UnifiedDims:
     """Classes of the dimensions in one or more graphs."""
 
-    def __init__(self, rule_of: RuleOf) -> None:
-        self._rule_of = rule_of
+    def __init__(self, rules_within: RulesWithin) -> None:
+        self._rules_within = rules_within
         self._above: list[int] = []
         self._classes: list[_Class] = []
         self._factors: dict[int, int] = {}
@@ -41,18 +40,16 @@ class UnifiedDims:
     def add(self, graph: WireGraph) -> list[Classes]:
         """The classes of every node of a graph."""
         classes: list[Classes] = []
-        for index, (op, inputs, attrs) in enumerate(graph.nodes):
+        for index, ((op, inputs, attrs), rule) in enumerate(zip(graph.nodes, self._rules_within(graph), strict=True)):
             shape = graph.types[index].shape
             operands = [classes[source] for source in inputs]
-            results = attrs["output"] + 1 if "output" in attrs else 1
-            rule = None if op == "input" else self._rule_of(op, attrs, [graph.types[i] for i in inputs], results)
             if op == "input":
                 classes.append([self._new(dim) for dim in shape])
             elif rule is None:
                 self._block(*[member for operand in operands for member in operand])
                 classes.append([self.whole() for _ in shape])
             else:
-                classes.append(self._node(rule, operands, results - 1))
+                classes.append(self._node(rule, operands, attrs.get("output", 0)))
         return classes
 
     def whole(self) -> int:
@@ -67,7 +64,7 @@ class UnifiedDims:
             for here, there in zip(one, other, strict=True):
                 self._join(here, there)
 
-    def made(self, draft: Draft, classes: Classes) -> tuple[tuple[int, ...], ...]:
+    def dim_factors(self, draft: Draft, classes: Classes) -> tuple[tuple[int, ...], ...]:
         """The factors of `draft` that the dimensions are made of."""
         return tuple([self._made(draft, self._root(member)) for member in classes])
 

@@ -100,7 +100,7 @@ class Path:
         return sum(not isinstance(step.move, Cut) for step in self.steps)
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=8192)
 def path(shape: tuple[int, ...], item_bytes: int, axes: Axes, source: Layout, target: Layout) -> Path:
     """The moves of fewest bytes, and of those the fewest collectives, from `source` to `target`.
 
@@ -216,7 +216,7 @@ def _some(axes: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 
 
 def _pairs(source: Dims, target: Dims, axes: Axes) -> tuple[tuple[int, int], ...]:
-    """The rank from which each rank gets its block: from itself if it has it, else from one who need not keep it."""
+    """The rank from which each rank gets its block: from itself if it has it, else from one that need not keep it."""
     places = coordinates(axes.sizes)
     ranks = range(len(places))
     have, need = ([block(dims, axes.names, axes.sizes, at) for at in places] for dims in (source, target))

@@ -12,8 +12,8 @@ from ..ir.graph import WireGraph
 from ..ir.types import TensorType
 from .layout import local_dim
 
-Made = tuple[tuple[int, ...], ...]
-"""Of which factors each dimension of a tensor is made, outermost first."""
+DimFactors = tuple[tuple[int, ...], ...]
+"""The factors of each dimension of a tensor, outermost first."""
 
 Dimensions = Sequence[tuple[int, ...]]
 WHOLE: tuple[int, ...] = ()
@@ -22,10 +22,14 @@ ORDERED = frozenset({"sum", "prod"})  # reductions whose result follows their or
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A graph inside a node, and of which of the node's factors the dimensions of its nodes are made."""
+    """A graph inside a node, and the factors of the dimensions of its nodes.
+
+    `local_graphs` are what ranks have of it, as far as that was asked for, by the number of shards of each factor.
+    """
 
     graph: WireGraph
-    made: tuple[Made, ...]
+    dim_factors: tuple[DimFactors, ...]
+    local_graphs: dict[tuple[int, ...], WireGraph] = field(default_factory=dict, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +38,8 @@ class Rule:
     that nobody may share out."""
 
     sizes: tuple[int, ...]
-    operands: tuple[Made, ...]
-    results: tuple[Made, ...]
+    operands: tuple[DimFactors, ...]
+    results: tuple[DimFactors, ...]
     reduced: Mapping[int, str] = field(default_factory=dict)
     special: frozenset[int] = frozenset()
     exact: frozenset[int] = frozenset()
@@ -51,10 +55,10 @@ class Rule:
         return factor not in self.whole and (factor not in self.exact or self.sizes[factor] % shards == 0)
 
 
-def local_of(shape: Sequence[int], made: Made, shards: Sequence[int]) -> tuple[int, ...]:
+def local_of(shape: Sequence[int], dim_factors: DimFactors, shards: Sequence[int]) -> tuple[int, ...]:
     """The shape that a rank has if each factor is split into the number in `shards`."""
     local_shape = []
-    for dim, factors in zip(shape, made, strict=True):
+    for dim, factors in zip(shape, dim_factors, strict=True):
         for factor in factors:
             dim = local_dim(dim, shards[factor])
         local_shape.append(dim)

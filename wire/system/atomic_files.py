@@ -37,8 +37,8 @@ class Disk:
         """Make `path` hold exactly `parts`, for this user's eyes only, or leave it as it was; OSError if it cannot.
 
         Where several write the same path at once, each gives its own `writer`: two would write into one file.  A file
-        that is not `lasting` is not waited for: whoever reads it after a loss of power has to find out whether it is
-        whole.
+        that is not `lasting` is not waited for: a process that reads it after a loss of power has to check whether it
+        is whole.
         """
         writing = f"{path}{writer}{WRITING}"
         try:

@@ -3,7 +3,7 @@
 The library filelock's, with errors of ours.  Any thread may release what another one acquired; a process that was
 forked from the holder holds nothing.
 
-Who holds one may stand still, as a command does that was stopped with Ctrl-Z.  So event loops have what takes a lock
+A process that holds one may be stopped, as a command is by Ctrl-Z.  So event loops have what takes a lock
 done by `behind_lock`.
 """
 

@@ -1,4 +1,4 @@
-"""Log limit: how often one cause may write to the log, so that whoever repeats something cannot fill it.  Pure."""
+"""Log limit: how often one cause may write to the log, so that a repeated cause cannot fill it.  Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A daemon's log: lines on stderr, and the last of them in memory for whoever asks.
+"""A daemon's log: lines on stderr, and the last of them in memory for TailLog.
 
 Lines are written by a thread of their own: a terminal that is stopped, or a pipe nobody reads, must not delay
 heartbeats.  When the reader falls too far behind, lines are dropped and counted.

@@ -7,6 +7,7 @@ leaves tens of MiB.
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import math
 import sys
@@ -37,6 +38,29 @@ class SpareMemory:
         if now_s >= self._next_s:
             self._next_s = now_s + self._every_s
             give_back()
+
+
+class DelayedReturn:
+    """The memory that was freed, of a process that is at rest in between.  It goes back some seconds after the first of
+    several things that may have freed some.  Made on an event loop."""
+
+    def __init__(self, wait_s: float = 15.0) -> None:
+        self._wait_s = wait_s
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def soon(self) -> None:
+        """Something may have freed memory."""
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._wait_s, self._give_back)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _give_back(self) -> None:
+        self._timer = None
+        self._loop.run_in_executor(None, give_back)
 
 
 @cache

@@ -2,7 +2,7 @@
 
 Python's `mmap` keeps a descriptor of every mapping for as long as it lives (from 3.13 on it need not), and its mappings
 are either read-only or written to the file.  So memory is mapped with the system's own call, and a copy can be writable
-and yet cost nothing before somebody writes.  A mapping ends with the last view of it.
+and yet cost nothing before a process writes.  A mapping ends with the last view of it.
 
 To map the pages of a gigabyte takes 0.4 s, and to give them back 0.2 s, as it does where the last name of a file goes.
 An event loop may do either, so neither is done where a large mapping begins or ends, or a large file is removed.
@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 READ_BYTES_MAX = 4 << 20  # a copy of so much is made as quickly as pages are mapped
-AT_ONCE_BYTES_MAX = 16 << 20  # pages of more are mapped by whoever reads them, and given back by a thread
+AT_ONCE_BYTES_MAX = 16 << 20  # pages of more are mapped when they are read, and given back by a thread
 SETTLE_S = 60.0  # to give back 100 GB takes 20 s
 SETTLE_ON_LOOP_S = 0.2  # to give back 3 GB: a step fails without room, and an event loop stands still meanwhile
 _FAILED = ctypes.c_void_p(-1).value
@@ -48,7 +48,7 @@ def copied(handle: int, size_bytes: int) -> memoryview:
 
 
 def viewed(handle: int, size_bytes: int) -> memoryview:
-    """An open file's first bytes, read-only: what somebody writes into the file is seen.  OSError."""
+    """An open file's first bytes, read-only: later writes into the file are seen.  OSError."""
     return _mapped(handle, size_bytes, private=False, writable=False, populate=False)
 
 
@@ -173,8 +173,8 @@ _ending = _Ending()
 
 
 def settle() -> bool:
-    """Wait until the memory of all large mappings that ended before is free, for whoever finds no room; an event loop
-    waits for a moment only.  False if there was nothing to wait for, or it takes longer."""
+    """Wait until the memory of all large mappings that ended before is free, for a caller that finds no room; an event
+    loop waits for a moment only.  False if there was nothing to wait for, or it takes longer."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

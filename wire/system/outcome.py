@@ -1,11 +1,13 @@
-"""Outcome: what comes of a question, a value or an error, for one who waits without a task.
+"""Outcome: what comes of a question, a value or an error, for a caller without a task.
 
 A future calls back in the next turn of the loop, and a task needs another turn to begin; each costs as much as a small
-step does.  An outcome calls back at once, in the turn in which it is known.
+step does.  An outcome calls back at once, in the turn in which it is known.  So does a prompt future, for one who waits
+in another thread; others await it as any future.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -17,8 +19,8 @@ T = TypeVar("T")
 class Outcome(Generic[T]):
     """A value or an error, which is known once: by `set_result` or `set_exception`.
 
-    What `then` was given is called with either.  Whoever does not want it any more may `cancel` it: `cancelled` hears
-    of that, and what `then` was given does not.
+    What `then` was given is called with either.  A caller that does not need it any more may `cancel` it: `cancelled`
+    hears of that, and what `then` was given does not.
     """
 
     __slots__ = ("_cancelled", "_error", "_over", "_then", "_value")
@@ -59,3 +61,43 @@ class Outcome(Generic[T]):
         self._over, self._value, self._error = True, value, error
         if self._then is not None:
             self._then(value, error)
+
+
+class PromptFuture(asyncio.Future[T]):
+    """A future that calls back in the turn of the event loop in which it is done."""
+
+    _then: Callable[[asyncio.Future[T]], object] | None = None
+
+    def then(self, callback: Callable[[asyncio.Future[T]], object]) -> None:
+        """Call `callback(self)` once it is done, which may be now.  It must not raise."""
+        if self.done():
+            callback(self)
+        else:
+            self._then = callback
+
+    def set_result(self, result: T) -> None:
+        super().set_result(result)
+        self._tell()
+
+    def set_exception(self, exception: type[BaseException] | BaseException) -> None:
+        super().set_exception(exception)
+        self._tell()
+
+    def cancel(self, msg: object = None) -> bool:
+        cancelled = super().cancel(msg)
+        if cancelled:
+            self._tell()
+        return cancelled
+
+    def _tell(self) -> None:
+        callback, self._then = self._then, None
+        if callback is not None:
+            callback(self)
+
+
+def call_when_done(future: asyncio.Future[T], callback: Callable[[asyncio.Future[T]], object]) -> None:
+    """Call `callback(future)` as soon as can be: at once where it is a prompt one, which nobody else asked for that."""
+    if isinstance(future, PromptFuture):
+        future.then(callback)
+    else:
+        future.add_done_callback(callback)

@@ -55,7 +55,7 @@ def private_folder(path: Path) -> Path:
 
 def make_private(path: Path) -> None:
     """Make a folder, and those above it that are missing, for this user alone, and look at nothing; OSError.  For what
-    others may not read, and where it does no harm if somebody replaces it."""
+    others may not read, and where it does no harm if another user replaces it."""
     for folder in reversed([path, *path.parents]):
         folder.mkdir(mode=0o700, exist_ok=True)
 
@@ -86,7 +86,7 @@ def _chain(path: Path) -> Iterator[Path]:
 def _weakness(folder: Path) -> str:
     """What lets others change the entries of a folder; "" if nothing does."""
     status, own = folder.stat(), os.geteuid()
-    if status.st_uid not in (own, 0, os.stat("/").st_uid):  # who owns the root can do everything
+    if status.st_uid not in (own, 0, os.stat("/").st_uid):  # the owner of the root can do everything
         return f"belongs to user {user_name(status.st_uid)}"
     if not status.st_mode & _OTHERS_WRITE or status.st_mode & stat.S_ISVTX:  # sticky: all keep to their own entries
         return ""

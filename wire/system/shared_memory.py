@@ -126,7 +126,7 @@ class SharedDir:
         name, handle = self._new_file(os.O_RDWR, name)
         try:
             if size_bytes:
-                _reserve(handle, size_bytes)
+                reserve(handle, size_bytes)
             return Segment(name, mapped_files.shared(handle, size_bytes))
         except OSError as error:
             _unlink(self._file(name))
@@ -168,12 +168,12 @@ class SharedDir:
         if self._lock is None:
             return
         shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._lock)  # after the removal: whoever sweeps must not find it unlocked
+        os.close(self._lock)  # after the removal: a process that sweeps must not find it unlocked
         self._lock = None
         shutil.rmtree(self.path, ignore_errors=True)  # Windows keeps an open lock file
 
     def clear(self) -> None:
-        """Remove what is in it; the directory itself tells that this process runs, until it ends and others sweep."""
+        """Remove what is in it; the directory itself shows that this process runs, until it ends and others sweep."""
         for path in list(self.path.iterdir()) if self.path.exists() else ():
             if path.name != _LOCK:
                 _unlink(str(path))
@@ -210,10 +210,9 @@ def take(directory: str | Path, name: str, size_bytes: int, unlink: bool = True)
     """The bytes of another process's file of exactly `size_bytes`, as memory of our own: writable, and nobody else's.
     What its writer writes later is not seen (`share`).
 
-    With `unlink` false the file stays for whoever takes it next.  The memory is freed with the last view of it, and no
-    file stays open for it.
-    Raises ProtocolError for names that are not of our making, BlobMissing, BlobCorrupt for another size, OutOfMemory
-    where it cannot be mapped.
+    With `unlink` false the file stays for the next process that takes it.  The memory is freed with the last view of
+    it, and no file stays open for it.  Raises ProtocolError for names that are not of our making, BlobMissing,
+    BlobCorrupt for another size, OutOfMemory where it cannot be mapped.
     """
     path = _file(directory, name)
     with _opened(path, name, size_bytes) as handle:
@@ -356,8 +355,9 @@ def _with_room(make: Callable[[], T]) -> T:
     return make()
 
 
-def _reserve(handle: int, size_bytes: int) -> None:
-    """Give the file its size and its memory: a full file system must fail here, not at a later write (SIGBUS)."""
+def reserve(handle: int, size_bytes: int) -> None:
+    """Give an open file its size, of zeros behind what is written, and its memory: a full file system must fail here,
+    with an OSError, not at a later write (SIGBUS)."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(handle, 0, size_bytes)
     else:
@@ -401,7 +401,7 @@ def _is_alive(path: Path) -> bool:
 
 def _locked(path: Path) -> int:
     """A directory's new lock file, held.  It gets its name once it is held: one that is free is a dead process's, and
-    whoever sweeps at that moment would remove the directory."""
+    a process that sweeps at that moment would remove the directory."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _NO_LINKS
     if sys.platform == "win32":  # which does not rename an open file
         lock = os.open(path / _LOCK, flags, 0o600)

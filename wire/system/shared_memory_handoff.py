@@ -1,9 +1,9 @@
-"""Shared memory handoff: the files of shared memory that other processes were told to take, until they have taken them.
+"""Shared memory handoff: the files of shared memory whose names other processes got, until they have taken them.
 
-Whoever gets its name owns the file and removes it.  A process that dies before it does so cannot, and so the one that
-wrote the file does.  That a link has ended says nothing: the process at its other end may be about to read what came
-before.  Whether a process lives is what the lock of its directory says (`shared_memory.py`); its number may be
-another's by now.
+The process that gets its name owns the file and removes it.  A process that dies before it does so cannot, and so the
+one that wrote the file does.  That a link has ended says nothing: the process at its other end may be about to read
+what came before.  Whether a process lives is what the lock of its directory says (`shared_memory.py`); its number may
+be another's by now.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class HandoffFiles:
     ) -> None:
         self._lives = lives
         self._untaken_bytes_max = untaken_bytes_max  # of one member
-        self._files: dict[str, dict[str, _File]] = {}  # by who takes them, and by name
+        self._files: dict[str, dict[str, _File]] = {}  # by the process that takes them, and by name
         self._untaken: Counter[str] = Counter()  # bytes by member, as far as we looked
         self._writing: Counter[str] = Counter()
         self._since_look = 0  # files that were added since we looked which were taken

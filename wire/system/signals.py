@@ -1,6 +1,6 @@
-"""Signals: a daemon that is told to stop by a signal does so in good order, and at the second one ends at once.
+"""Signals: a daemon stops in good order at the first signal, and at once at the second.
 
-It ends without a word: whoever reads its log may be what it waits for.
+It logs nothing at its end: the reader of its log may be what it waits for.
 
 It does not know what there is to put in order.  Child processes end with their pipes, and what is on disk is whole at
 any moment, so that nothing is left to do for the second signal.
@@ -14,7 +14,7 @@ import signal
 from collections.abc import Callable
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-SIGNALLED = 128  # plus its number: the exit code of who is ended by a signal, as shells have it
+SIGNALLED = 128  # plus its number: the exit code of a process ended by a signal, as shells have it
 
 
 def watch_signals(loop: asyncio.AbstractEventLoop, stop: Callable[[str], object]) -> None:

@@ -1,7 +1,7 @@
-"""Tasks of a shell: whatever one of them raises reaches somebody.
+"""Tasks of a shell: an error of one of them is always handled.
 
-A task that ends in silence leaves those waiting who count on what it was to bring.  So every task of a shell is begun
-here, and says with `failed` which event its failure is; a foreign exception comes as the MeshError it means.  What
+A task that ends in silence leaves those waiting that need its result.  So every task of a shell begins here,
+and says with `failed` which event its failure is; a foreign exception comes as the MeshError it means.  What
 serves for as long as the process does begins again.  No other file of `wire`, `worker` and `coordinator` makes tasks,
 but for those of a TaskGroup, which raises what they raise (`tests/project/test_static.py`).
 """
@@ -9,7 +9,6 @@ but for those of a TaskGroup, which raises what they raise (`tests/project/test_
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any, TypeVar
@@ -99,13 +98,22 @@ async def _restarted(what: str, serve: Callable[[], Coroutine[Any, Any, None]]) 
         await asyncio.sleep(AGAIN_S)
 
 
-@contextlib.contextmanager
-def isolated(what: str) -> Iterator[None]:
+class isolated:  # it is used as a function is
     """Log what is raised in here, be it a MeshError or not, and go on: it keeps nobody else from their turn."""
-    try:
-        yield
-    except Exception as fault:
-        log.error("%s failed", what, exc_info=fault)
+
+    __slots__ = ("_what",)
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, kind: type[BaseException] | None, fault: BaseException | None, trace: object) -> bool:
+        if not isinstance(fault, Exception):
+            return False
+        log.error("%s failed", self._what, exc_info=fault)
+        return True
 
 
 def as_error(what: str, fault: Exception) -> MeshError:
@@ -120,5 +128,5 @@ def as_error(what: str, fault: Exception) -> MeshError:
 
 
 def unheard(error: MeshError) -> None:
-    """Ignore the failure of a task; it changes nothing, since whoever waits has an end of its own."""
+    """Ignore the failure of a task; it changes nothing, since its waiters have an end of their own."""
     log.debug("%s", error)

@@ -39,7 +39,7 @@ from ..link.websocket_carrier import Link
 from ..protocol.flow_control import PacedBuffer
 from ..protocol.messages import INLINE_BYTES_MAX, Blob, BlobStream, FetchBlob, Message, NamedValue
 from ..system import mapped_files
-from ..system.patience import within
+from ..system.bounded_wait import within
 from ..system.shared_memory import SharedDir, copy_to, new_name, remove, take, write_all
 from ..system.tasks import Tasks, together, unheard
 from ..units import size_text
@@ -113,7 +113,7 @@ def sent_separately(arrays: Iterable[NDArray[Any]]) -> list[bool]:
 def room_for(size_bytes: int) -> memoryview:
     """A buffer in which `size_bytes` bytes may arrive; OutOfMemory if they never could.
 
-    Not filled with zeros, so that memory is taken as bytes come and not for a size that somebody claims.
+    Not filled with zeros, so that memory is taken as bytes come and not for a size that a sender claims.
     """
     try:
         return np.empty(size_bytes, np.uint8).data
@@ -227,7 +227,7 @@ class BlobExchange:
     @staticmethod
     async def _answer(link: Link, request: FetchBlob, arrived: asyncio.Future[memoryview]) -> Message:
         """What the other end answers.  One that has no memory, or whose stream was refused, cannot give it; why it was
-        refused, who refused it knows better."""
+        refused, its refuser knows better."""
         try:
             return await link.request(request)
         except EngineError as error:

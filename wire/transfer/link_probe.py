@@ -49,7 +49,7 @@ class Meter:
         size_bytes = BYTES_FIRST
         while True:
             took_s = await self._seconds(link, size_bytes, rtt_s)
-            if took_s * GROWTH > SECONDS:  # a slow line, or a moment in which somebody was busy
+            if took_s * GROWTH > SECONDS:  # a slow line, or a moment in which a node was busy
                 took_s = min(took_s, await self._seconds(link, size_bytes, rtt_s))
             if size_bytes * GROWTH > BYTES_MAX or took_s * GROWTH > SECONDS:
                 return size_bytes / took_s
@@ -80,7 +80,7 @@ class Meter:
         if size_bytes > BYTES_MAX:
             raise ProtocolError(f"a measurement of {size_bytes} bytes, the most are {BYTES_MAX}")
         if self._open >= OPEN_MAX:
-            raise Busy(f"{OPEN_MAX} measurements are under way")
+            raise Busy(f"{OPEN_MAX} measurements are in flight")
         self._open += 1
         return NOWHERE[:size_bytes]
 

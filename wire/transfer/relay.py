@@ -2,7 +2,7 @@
 
     sender --Relay(to, piece)--> coordinator --Relay(from, piece)--> receiver --Done--> coordinator --Done--> sender
 
-A piece counts as sent when its receiver has it, and only a few are under way at once, so nobody holds more than those:
+A piece counts as sent when its receiver has it, and only a few are in flight at once, so nobody holds more than those:
 neither the coordinator, whatever the tensor's size, nor a socket before a receiver that is slow.
 """
 

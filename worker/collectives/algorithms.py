@@ -1,4 +1,5 @@
-"""Algorithms of collectives: for every rank, which part of a tensor it sends to whom, and what it combines.  Pure.
+"""Algorithms of collectives: for every rank, which part of a tensor it sends to which ranks, and what it combines.
+Pure.
 
 A *program* is what one rank does.  Its tensor is cut into *regions*, every region into *chunks* that fit into a slot of
 a ring buffer, and each chunk goes through the program's *stages* in turn.  `steps` is the order: stage s handles chunk
@@ -41,11 +42,11 @@ class Send:
 @dataclass(frozen=True, slots=True)
 class Combine:
     """Make a region of the result from what the ranks in `sources` sent, combined in that order.  The own rank among
-    them stands for region `own` of the operand, or with `of_result` for what the region of the result is so far."""
+    them stands for region `own_region` of the operand, or with `of_result` for the region of the result as it is."""
 
     region: int
     sources: tuple[int, ...]
-    own: int = 0
+    own_region: int = 0
     of_result: bool = False
 
 
@@ -117,7 +118,7 @@ def direct(rank: int, n: int, count: int, shares: Sequence[float]) -> Program:
     """Each rank combines its region of all operands, and sends it to all: two latencies, and the fewest bytes."""
     cut = regions(count, shares)
     scatter = tuple(Send(to, to) for to in others(rank, n))
-    combine = Combine(rank, tuple(range(n)), own=rank)
+    combine = Combine(rank, tuple(range(n)), own_region=rank)
     gather = tuple(Send(to, rank, of_result=True) for to in others(rank, n))
     receive = tuple(Combine(owner, (owner,)) for owner in others(rank, n))
     return Program((scatter, (combine, *gather), receive), (0, 1, 2), cut, cut)
@@ -152,7 +153,7 @@ def ring(rank: int, n: int, count: int, _shares: Sequence[float]) -> Program:
     for turn in range(n - 1):
         arriving = (rank - turn - 1) % n
         send = Send(right, (rank - turn) % n, of_result=turn > 0)
-        stages.append((send, Combine(arriving, (left, rank), own=arriving)))
+        stages.append((send, Combine(arriving, (left, rank), own_region=arriving)))
     for turn in range(n - 1):
         stages.append((Send(right, (rank + 1 - turn) % n, of_result=True), Combine((rank - turn) % n, (left,))))
     return Program(tuple(stages), tuple(range(len(stages))), cut, cut)
@@ -199,7 +200,7 @@ SLOTS_MIN = 3  # of a ring buffer: with fewer, ranks may wait for each other
 def reduce_scatter(rank: int, n: int, count: int) -> Program:
     """Combine `count` elements of every rank, a multiple of n; rank i gets the i-th n-th of the result."""
     sends = tuple(Send(to, to) for to in others(rank, n))
-    mine = Combine(0, tuple(range(n)), own=rank)
+    mine = Combine(0, tuple(range(n)), own_region=rank)
     return Program((sends, (mine,)), (0, 1), even(count, n), ((0, count // n),))
 
 
@@ -214,7 +215,7 @@ def all_to_all(rank: int, n: int, count: int) -> Program:
     """Send the j-th n-th of every rank's `count` elements to rank j."""
     cut = even(count, n)
     sends = tuple(Send(to, to) for to in others(rank, n))
-    receive = tuple(Combine(source, (source,), own=source) for source in (rank, *others(rank, n)))
+    receive = tuple(Combine(source, (source,), own_region=source) for source in (rank, *others(rank, n)))
     return Program((sends, receive), (0, 1), cut, cut)
 
 

@@ -1,8 +1,8 @@
 """Channels: how a process reaches the other ranks, each through a ring buffer in either direction.
 
 For a rank on another machine the daemons carry what is in the ring buffers, until there is a connection beside them.  A
-rank that fails tells all others why (`Channels.fail`), so none waits for one that will not come.  Every message carries
-the number of its step, so a message of a step that failed is never taken for one of the next step.
+rank that fails sends all others the error (`Channels.fail`), so none waits for one that will not come.  Every message
+carries the number of its step, so a message of a step that failed is never taken for one of the next step.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Channels:
     """A process's channels, by any key of the other end, and the step that they are used for."""
 
     peers: Mapping[Any, Channel]
-    notify: Callable[[], None] = lambda: None  # tell the daemon that bridged ring buffers have changed
+    notify: Callable[[], None] = lambda: None  # notifies the daemon that bridged ring buffers have changed
     tag: int = 0
     stopped: Callable[[], bool] = lambda: False
     slot_bytes: int = SLOT_BYTES  # the same on all ranks, since it determines how tensors are cut into chunks
@@ -65,10 +65,10 @@ class Channels:
 
     def end(self) -> None:
         """End the step."""
-        self.stopped = lambda: False  # the last one refers to whoever began the step, who refers to these channels
+        self.stopped = lambda: False  # the last one refers to the runner of the step, which refers to these channels
 
     def fail(self, error: MeshError) -> None:
-        """Give the step up, and tell all other ranks why."""
+        """Give the step up, and send all other ranks the error."""
         text = json.dumps({**error.to_fields(), "cause": error.cause[:500], "next_step": error.next_step[:500]})
         if len(text.encode()) > 2500:
             text = json.dumps({"code": error.code, "message": error.message[:500], "node": error.node})

@@ -120,7 +120,7 @@ class Connector:
             secured = self._secured(there, message, accepting=False)
             secured.sendall(message.key)
             if not hmac.compare_digest(received(secured, KEY_BYTES), _answer(message.key)):
-                raise PermissionError("who answered does not know the key")
+                raise PermissionError("the process that answered does not know the key")
         except OSError:
             there.close()
             raise

@@ -136,8 +136,8 @@ class Executor:
         return self._receive(source, move.sources[place:], out.size, out if into_out else None)
 
     def _await_acknowledgements(self) -> None:
-        """Wait until all that was sent was taken: whoever takes it may object.  The two ends of a connection exchange
-        empty messages for that.  A ring buffer shows how far it was read."""
+        """Wait until all that was sent was consumed: the receiver may raise an error.  The two ends of a connection
+        exchange empty messages for that.  A ring buffer shows how far it was read."""
         sent_remotely, sent_locally = tuple(self._sent_remotely), tuple(self._sent_locally)
         for source in tuple(self._received_remotely):
             self._send(SendChunk(source, 0, 0, of_result=False))

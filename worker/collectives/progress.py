@@ -1,4 +1,5 @@
-"""Progress of collectives: operations in flight, performed one after the other, in a thread or by the one who waits.
+"""Progress of collectives: operations in flight, performed one after the other, in a thread of their own or in the
+thread that waits.
 
 A part starts a collective as soon as its operand is there, and computes on while the thread moves the bytes.  A caller
 that needs a result at once performs the operation in its own thread, since a switch between threads costs more than a
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 IDLE_S = 1.0  # of idleness, after which the thread ends
 
 Work = Callable[[bool], NDArray[Any]]
-"""Performs an operation.  The argument says whether somebody waits for it."""
+"""Performs an operation.  The argument says whether a thread waits for it."""
 
 
 class Pending:
@@ -66,7 +67,7 @@ class Progress:
         self._changed = threading.Condition()
         self._busy = False
         self._thread: threading.Thread | None = None
-        self.waited_s = 0.0  # by callers, for operations; whoever reads it resets it
+        self.waited_s = 0.0  # by callers, for operations; every read resets it
 
     def start(self, work: Work, meanwhile: bool) -> Pending:
         """Start an operation.  With `meanwhile` the thread performs it while the caller goes on."""

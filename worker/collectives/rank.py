@@ -103,7 +103,7 @@ class RankCollectives:
         self._channels.end()
 
     def fail(self, error: MeshError) -> None:
-        """The part failed: stop its operations, and tell all other ranks why."""
+        """The part failed: stop its operations, and send all other ranks the error."""
         self._failed = True
         self._progress.drop()
         self._channels.fail(error)

@@ -1,7 +1,7 @@
 """A schedule: the moves of one rank in a collective operation, as data.
 
 A program (`algorithms.py`) speaks of regions of a tensor.  Its schedule says the same of elements: which chunk is sent
-to whom, and which chunks are combined into which part of the result, in order.  `executor.py` performs it.
+to which ranks, and which chunks are combined into which part of the result, in order.  `executor.py` performs it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def schedule_of(program: Program, chunk_max: int, acknowledged: bool = False) ->
                 moves.append(SendChunk(step.to, start, stop, step.of_result))
         else:
             start, stop = chunk_of(program.result[step.region], chunk, chunks)
-            own = chunk_of(program.operand[step.own], chunk, chunks)
+            own = chunk_of(program.operand[step.own_region], chunk, chunks)
             if start < stop or not chunk:
                 moves.append(CombineChunk(start, stop, step.sources, *own, step.of_result))
     sources = frozenset(rank for move in moves if isinstance(move, CombineChunk) for rank in move.sources)

@@ -2,7 +2,7 @@
 
 An arena has two halves, which are filled from the front in every step.  In the first are the rank's *operands*: tensors
 that were computed there, or copied.  Messages lend them to the other ranks (`RingWriter.write`).  The next step puts
-nothing there before all these messages are released, so nothing is overwritten that somebody still reads, whatever
+nothing there before all these messages are released, so nothing is overwritten that a rank still reads, whatever
 became of the step before.  The second half, which only rank 0 has, is for *results*, which all ranks make together.
 They begin with that once all of them are in the same step, so nobody still reads a result of an earlier one.
 """

@@ -1,10 +1,10 @@
 """all_reduce of a large tensor by the ranks of one machine, in their shared arenas (`shared_arena.py`).
 
-Each rank tells all others where its operand is, and rank 0 also where the result goes.  Each then combines its region
-of all operands, in the order of the ranks, and tells the others when it is done.  So nothing is copied, and all ranks
-share the memory of the result, which is read only and lasts for this step.  The bits are those of the algorithm
-"direct" (`algorithms.py`).  If one rank has no room, or cannot map another's arena, all of them use ring buffers
-instead.
+Each rank sends all others where its operand is, and rank 0 also where the result belongs.  Each then combines its
+region of all operands, in the order of the ranks, and signals the others when it is done.  So nothing is copied, and
+all ranks share the memory of the result, which is read only and lasts for this step.  The bits are those of the
+algorithm "direct" (`algorithms.py`).  If one rank has no room, or cannot map another's arena, all of them use ring
+buffers instead.
 """
 
 from __future__ import annotations

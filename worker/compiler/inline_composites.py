@@ -31,7 +31,7 @@ def _place(
             names = [body.nodes[index].attrs["name"] for index in body.inputs]
             placed.append(_place(body, builder, dict(zip(names, operands, strict=True)))[0])
         else:
-            placed.append(builder.add(node.op, *operands, **node.attrs))
+            placed.append(builder.copy(node, operands, graph.types[number]))
         if provenance is not None:
             provenance.note(number, {placed[-1], *range(first, len(builder.nodes))})
     return [placed[index] for index in graph.outputs]

@@ -38,7 +38,7 @@ def shorter_sums(graph: WireGraph, provenance: Provenance | None = None) -> Wire
         if index in found:
             placed[index] = _place(graph, builder, placed, index, *found[index])
         else:
-            placed[index] = builder.add(node.op, *(placed[source] for source in node.inputs), **node.attrs)
+            placed[index] = builder.copy(node, [placed[source] for source in node.inputs])
         if provenance is not None:
             provenance.note(index, {placed[index], *range(first, len(builder.nodes))})
     outputs = [placed[index] for index in graph.outputs]

@@ -12,7 +12,7 @@ import operator
 import platform
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -36,7 +36,7 @@ from ..engine.kernel_rows import KernelRow, KernelRows, Key, Span, Spans, comput
 from ..engine.protocol import Collectives, EngineInfo, Measured, Pending, Stopped, never
 from .control import CONTROL, Several
 from .elementwise import ELEMENTWISE, IN_PLACE, Kernel
-from .inplace_analysis import FUSED, UPDATED_BYTES_MIN, spare
+from .inplace_analysis import FUSED, UPDATED_BYTES_MIN, Branches, spare
 from .inplace_updates import Writing
 from .matrices import FACTORISATIONS, MATRICES
 from .process import arithmetic, one_thread
@@ -72,6 +72,7 @@ class Joined(Protocol):
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     count: int  # of kernels
+    native_bytes: int  # of them all, as `protocol.native_bytes` counts
 
     def __call__(
         self, inputs: list[HostArray], stopped: Stopped, spans: Spans | None = None, first: Key = NO_KEY
@@ -104,7 +105,7 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """A node with several results: `outputs` are the values that somebody needs and their places among the results.
+    """A node with several results: `outputs` are the values that are needed and their places among the results.
 
     `graphs` are those of a branch or a loop.
     """
@@ -154,10 +155,18 @@ class CpuExecutable:
     @property
     def kept_bytes(self) -> int:
         """The bytes of its constants; calls are names and numbers."""
-        inner = sum(
-            graph.kept_bytes for call in self.calls if isinstance(call, _Turn) for graph in call.graphs.values()
-        )
-        return inner + sum(array.nbytes for _, array in self.constants)
+        return sum(graph.kept_bytes for graph in self._inner) + sum(array.nbytes for _, array in self.constants)
+
+    @property
+    def native_bytes(self) -> int:
+        """See `protocol.native_bytes`."""
+        own = sum(call.kernel.native_bytes for call in self.calls if isinstance(call, _Fused))
+        return own + sum(graph.native_bytes for graph in self._inner)
+
+    @property
+    def _inner(self) -> Iterator[CpuExecutable]:
+        """What the branches and loops in it compute."""
+        return (graph for call in self.calls if isinstance(call, _Turn) for graph in call.graphs.values())
 
     @property
     def kernels(self) -> list[int]:
@@ -255,12 +264,12 @@ def ordered(graph: WireGraph, given: Mapping[str, HostArray]) -> list[HostArray]
 
 def compile_graph(
     graph: WireGraph, mine: Collection[int] | None = None, updated_bytes_min: int = UPDATED_BYTES_MIN,
-    fusion: Fusion | None = None,
+    fusion: Fusion | None = None, branches: Branches | None = None,
 ) -> CpuExecutable:  # fmt: skip
     """The schedule of a graph; BlobMissing if a large constant is not here.  `mine` are the places of inputs that it
     may write over if their memory is the run's, by default all; what is smaller than `updated_bytes_min` is copied.
-    Without `fusion` every node is a numpy call."""
-    flat = _flat(graph, fusion)
+    Without `fusion` every node is a numpy call.  `branches` are those of the graph that this one is inside of."""
+    flat, branches = _flat(graph, fusion), branches or Branches()
     arguments = _arguments(graph, flat)
     later = {index for first, group in flat.siblings.items() for index in group if index != first}
     computed = [(index, node) for index, node in _in_order(flat) if index not in later]
@@ -268,7 +277,7 @@ def compile_graph(
     last_use = {held: index for index, node in computed for source in node.inputs for held in (source, same[source])}
     kept = {*flat.outputs, *(index for index, node in computed if node.op in LEAVES)}
     own = {index for place, index in enumerate(arguments) if index is not None and (mine is None or place in mine)}
-    spared = spare(flat, [index for index, _ in computed], own, updated_bytes_min)
+    spared = spare(flat, [index for index, _ in computed], own, updated_bytes_min, branches)
     in_room = in_rooms(flat)
     calls: list[_Call | _Turn | _Meeting] = []
     constants = []
@@ -280,7 +289,7 @@ def compile_graph(
         elif node.op == "iota" and flat.types[index].size_bytes <= IOTA_BYTES_MAX:
             constants.append((index, _canonical(np.array(KERNELS["iota"](node.attrs, [], flat.types[index])))))
         elif node.op in MULTIPLE:
-            calls.append(_turn(flat, index, frees, spared.of(index), updated_bytes_min, fusion))
+            calls.append(_turn(flat, index, frees, spared.of(index), updated_bytes_min, fusion, branches))
         elif node.op in COLLECTIVES:
             following = computed[place + 1][1].inputs if place + 1 < len(computed) else (index,)
             calls.append(_Meeting(node, index, index not in following, frees))
@@ -382,12 +391,12 @@ def _same_memory(graph: WireGraph) -> list[int]:
 
 def _turn(
     graph: WireGraph, index: int, frees: tuple[int, ...], mine: Collection[int], updated_bytes_min: int,
-    fusion: Fusion | None,
+    fusion: Fusion | None, branches: Branches,
 ) -> _Turn:  # fmt: skip
     """What is computed where the first of some siblings stands, for all of them; the rest as for `compile_graph`."""
     node = graph.nodes[index]
     names = GRAPH_ATTRS.get(node.op, ())
-    graphs = {name: compile_graph(node.attrs[name], mine, updated_bytes_min, fusion) for name in names}
+    graphs = {name: compile_graph(node.attrs[name], mine, updated_bytes_min, fusion, branches) for name in names}
     outputs = tuple((sibling, graph.nodes[sibling].attrs["output"]) for sibling in graph.siblings[index])
     return _Turn(SEVERAL[node.op], node, graphs, outputs, frees)
 
@@ -434,7 +443,7 @@ class _Run:
     def outputs(self, executable: CpuExecutable, inputs: Sequence[HostArray]) -> list[HostArray]:
         """The outputs, which may be inputs, constants or views of each other."""
         values: dict[int, HostArray] = dict(executable.constants)
-        under_way: dict[int, Pending] = {}
+        in_flight: dict[int, Pending] = {}
         for index, array in zip(executable.arguments, inputs, strict=True):
             if index is not None:
                 values[index] = array
@@ -442,30 +451,30 @@ class _Run:
             if self.stopped():
                 raise Cancelled("the run was stopped")
             if isinstance(call, _Fused):
-                self._run_fused(call, under_way, values)
+                self._run_fused(call, in_flight, values)
                 continue
-            if under_way:
-                _settle(call.node.inputs, under_way, values)
+            if in_flight:
+                _settle(call.node.inputs, in_flight, values)
             operands = [values[source] for source in call.node.inputs]
             if isinstance(call, _Call):
                 if call.over >= 0:
                     del values[call.node.inputs[call.over]]
                 values[call.index] = self._perform(call, operands)
             elif isinstance(call, _Meeting):
-                under_way[call.index] = self._met(call, operands)
+                in_flight[call.index] = self._met(call, operands)
             else:
                 results = self._turned(call, operands)
                 made = results if call.graphs else [_canonical(result) for result in results]
                 values.update({index: made[output] for index, output in call.outputs})
             for source in call.frees:
                 values.pop(source, None)
-        _settle(executable.outputs, under_way, values)
+        _settle(executable.outputs, in_flight, values)
         return [values[index] for index in executable.outputs]
 
-    def _run_fused(self, call: _Fused, under_way: dict[int, Pending], values: dict[int, HostArray]) -> None:
+    def _run_fused(self, call: _Fused, in_flight: dict[int, Pending], values: dict[int, HostArray]) -> None:
         kernel = call.kernel
-        if under_way:
-            _settle(kernel.inputs, under_way, values)
+        if in_flight:
+            _settle(kernel.inputs, in_flight, values)
         try:
             results = self._fused(call, [values[index] for index in kernel.inputs])
         except MemoryError as error:
@@ -554,7 +563,7 @@ class _WatchedRun(_Run):
 
 @dataclass(frozen=True, slots=True)
 class _Timed:
-    """A collective under way of which somebody hears when it is over."""
+    """A collective in flight that calls back when it is over."""
 
     pending: Pending
     ended: Callable[[], None]
@@ -565,11 +574,11 @@ class _Timed:
         return result
 
 
-def _settle(needed: Sequence[int], under_way: dict[int, Pending], values: dict[int, HostArray]) -> None:
-    """Wait for those of the collectives under way that are needed."""
+def _settle(needed: Sequence[int], in_flight: dict[int, Pending], values: dict[int, HostArray]) -> None:
+    """Wait for those of the collectives in flight that are needed."""
     for index in needed:
-        if index in under_way:
-            values[index] = _canonical(under_way.pop(index).result())
+        if index in in_flight:
+            values[index] = _canonical(in_flight.pop(index).result())
 
 
 def _is_alone(operands: list[HostArray], place: int) -> bool:

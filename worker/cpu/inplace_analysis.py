@@ -3,9 +3,9 @@
 An update copies a tensor and replaces some rows.  Where nobody reads the old tensor afterwards, the copy is spared.
 Each value *reaches* some memory: that of an input, that which a node made, or some of which nothing is known.  What a
 kernel makes anew is its own (`FRESH`); any other result may be its operands', or a part of them.  An update may write
-over a tensor if all who reach the same memory were read before.  Branches of a `cond` are searched with it.
+over a tensor if all values in the same memory were read before.  Branches of a `cond` are searched with it.
 
-Inputs are taken to be memory of their own: whoever runs the schedule sees to that, and to who owns them.
+Inputs are taken to be memory of their own: the caller that runs the schedule ensures that, and knows their owners.
 """
 
 from __future__ import annotations
@@ -45,12 +45,28 @@ class Spare:
         return (self.operands or {}).get(cond, frozenset())
 
 
-def spare(graph: WireGraph, order: Sequence[int], mine: Collection[int], bytes_min: int) -> Spare:
+class Branches:
+    """What the outputs of branches reach, of all graphs inside one.  A chain of conds has a branch in a branch: each
+    would be searched once more for every cond around it."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[WireGraph, Reach]] = {}  # by the graph's id; the graph is kept, and so is its id
+
+    def of(self, branch: WireGraph) -> Reach:
+        known = self._known.get(id(branch))
+        if known is None:
+            known = self._known[id(branch)] = branch, _inside(branch, self)
+        return known[1]
+
+
+def spare(
+    graph: WireGraph, order: Sequence[int], mine: Collection[int], bytes_min: int, branches: Branches | None = None
+) -> Spare:
     """What a schedule of `graph`, whose nodes are computed in this order, may write over, if it has `bytes_min`;
     `mine` are the inputs whose memory it may have."""
     if not _has_updates(graph):
         return Spare()
-    uses = _Uses(graph, order, frozenset(mine))
+    uses = _Uses(graph, order, frozenset(mine), branches or Branches())
     conds = [index for index in order if graph.nodes[index].op == "cond"]
     operands = {index: frozenset(_operands(uses, index)) for index in conds}
     updates = frozenset(index for index in order if _pays(graph, index, bytes_min) and uses.over(index, 0))
@@ -66,9 +82,9 @@ def _operands(uses: _Uses, cond: int) -> Iterator[int]:
 class _Uses:
     """The last reads of values, and the memory that each node's value may lie in."""
 
-    def __init__(self, graph: WireGraph, order: Sequence[int], mine: frozenset[int]) -> None:
+    def __init__(self, graph: WireGraph, order: Sequence[int], mine: frozenset[int], branches: Branches) -> None:
         self.graph = graph
-        self._reach = _reach(graph)
+        self._reach = _reach(graph, branches)
         self._made = dict.fromkeys(range(len(graph.nodes)), -1)  # when; leaves are there from the beginning
         self._read: dict[int, float] = {}
         for when, index in enumerate(order):
@@ -99,21 +115,17 @@ class _Uses:
         )
 
 
-def _reach(graph: WireGraph) -> Reach:
+def _reach(graph: WireGraph, branches: Branches) -> Reach:
     memories: list[frozenset[Memory]] = []
     first = {sibling: group[0] for group in graph.siblings.values() for sibling in group}
-    branches: dict[int, list[tuple[WireGraph, Reach]]] = {}
     for index, (op, inputs, attrs) in enumerate(graph.nodes):
         operands: frozenset[Memory] = frozenset().union(*(memories[source] for source in inputs))
         if op in ("input", "param") or op in FRESH:
             memories.append(frozenset({index}))
         elif op == "cond":
             group = first[index]
-            if group not in branches:
-                branches[group] = [_inside(attrs[name]) for name in GRAPH_ATTRS["cond"]]
-            memories.append(
-                _chosen(group, attrs["output"], branches[group], [memories[operand] for operand in inputs[1:]])
-            )
+            said = [branches.of(attrs[name])[attrs["output"]] for name in GRAPH_ATTRS["cond"]]
+            memories.append(_chosen(group, said, [memories[operand] for operand in inputs[1:]]))
         elif op in MULTIPLE or op in COLLECTIVES or not inputs:
             memories.append(operands | {UNKNOWN})
         else:
@@ -121,26 +133,23 @@ def _reach(graph: WireGraph) -> Reach:
     return memories
 
 
-def _inside(branch: WireGraph) -> tuple[WireGraph, Reach]:
-    """A branch, and what its outputs reach: the places of its inputs, or memory of its own."""
+def _inside(branch: WireGraph, branches: Branches) -> Reach:
+    """What the outputs of a branch reach: the places of its inputs, or memory of its own."""
     flat = inline_composites(branch)
-    reach = _reach(flat)
+    reach = _reach(flat, branches)
     names = [branch.nodes[index].attrs["name"] for index in (*branch.inputs, *branch.params)]
     places = {index: names.index(flat.nodes[index].attrs["name"]) for index in (*flat.inputs, *flat.params)}
-    said: list[frozenset[Memory]] = [
+    return [
         frozenset(("operand", places[memory]) if memory in places else memory for memory in reach[output])
         for output in flat.outputs
     ]
-    return flat, said
 
 
-def _chosen(
-    cond: int, output: int, branches: Sequence[tuple[WireGraph, Reach]], operands: Sequence[frozenset[Memory]]
-) -> frozenset[Memory]:
-    """What a result of a cond reaches: in either branch."""
+def _chosen(cond: int, said: Reach, operands: Sequence[frozenset[Memory]]) -> frozenset[Memory]:
+    """What a result of a cond reaches, of which each branch said this."""
     reached: set[Memory] = set()
-    for which, (_, said) in enumerate(branches):
-        for memory in said[output]:
+    for which, memories in enumerate(said):
+        for memory in memories:
             if isinstance(memory, tuple) and memory[0] == "operand":
                 reached |= operands[memory[1]]
             else:

@@ -43,7 +43,7 @@ class Writing:
                 self._foreign.add(id(root))
 
     def updated(self, op: str, attrs: Attrs, operands: Sequence[HostArray]) -> HostArray | None:
-        """The first operand updated where it is, None if its memory belongs to somebody else."""
+        """The first operand updated where it is, None if its memory belongs to another owner."""
         array = operands[0]
         root = root_of(array)
         if id(root) in self._foreign or not (array.flags.writeable and array.flags.c_contiguous):

@@ -1,7 +1,7 @@
 """Arriving tensors: those whose bytes are on their way here, as a stream or in relayed pieces.
 
-There is room for what a step of a plan expects, from whom and of the size that the plan says, once.  What comes for a
-step that has not begun counts against its sender (`worker/state/early_tensors.py`).
+There is room for what a step of a plan expects, from the sender and of the size that the plan says, once.  What comes
+for a step that has not begun counts against its sender (`worker/state/early_tensors.py`).
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ class ArrivingTensors:
     def __init__(self, shell: MachineShell, blame: Callable[[str, str], None]) -> None:
         self._shell = shell
         self._blame = blame
-        self._under_way: dict[Key, tuple[str, int]] = {}  # who sends it, and the bytes that count as early
+        self._in_flight: dict[Key, tuple[str, int]] = {}  # its sender, and the bytes that count as early
         self._early_bytes: Counter[str] = Counter()  # by sender
 
     def check(self, push: Push, node: str, size_bytes: int) -> None:
-        """Raise unless the machine wants a tensor of `size_bytes` bytes from this node: StaleGeneration for what is not
-        wanted, ProtocolError for another size than the tensor has, LimitExceeded where the sender has no more room."""
+        """Raise unless the machine wants a tensor of `size_bytes` bytes, its zeros among them, from this node:
+        StaleGeneration for what is not wanted, ProtocolError for another size than the tensor has, LimitExceeded where
+        the sender has no more room."""
         machine, tensor = self._shell.machine, arriving(node, push)
         if machine is None:
             raise StaleGeneration("this worker is ending")
@@ -41,7 +42,7 @@ class ArrivingTensors:
                 self._blame(node, unwanted.why)
             raise StaleGeneration(unwanted.why)
         check_size(push.value, size_bytes)
-        if _key(push) in self._under_way:
+        if _key(push) in self._in_flight:
             self._blame(node, "a tensor that is on its way already")
             raise StaleGeneration("this tensor is on its way already")
         room = machine.early_room(tensor)
@@ -58,12 +59,12 @@ class ArrivingTensors:
         """Note that the bytes come from now on."""
         machine = self._shell.machine
         early = machine is not None and machine.early_room(arriving(node, push)) is not None
-        self._under_way[_key(push)] = node, size_bytes if early else 0
+        self._in_flight[_key(push)] = node, size_bytes if early else 0
         self._early_bytes[node] += size_bytes if early else 0
 
     def end(self, push: Push) -> None:
         """Note that all have come, or that no more do."""
-        node, early_bytes = self._under_way.pop(_key(push))
+        node, early_bytes = self._in_flight.pop(_key(push))
         self._early_bytes[node] -= early_bytes
         if not self._early_bytes[node]:
             del self._early_bytes[node]

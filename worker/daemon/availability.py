@@ -78,7 +78,7 @@ class Availability:
 
 
 async def _last_words(link: Link | None) -> None:
-    """Wait until the coordinator ends the link, as it does once it is told that this worker leaves."""
+    """Wait until the coordinator ends the link, as it does once it gets Leaving."""
     if link is not None:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(link.wait_closed(), LAST_WORDS_S)

@@ -39,11 +39,15 @@ class RemoteBlobs:
         self._owner = owner
         self._dial = dial
 
+    def node_of(self, holder: str) -> str:
+        """The node id of a holder that a plan names."""
+        return self._owner() if holder == COORDINATOR_NODE else holder
+
     async def fetch(
         self, holder: str, blob: bytes, size_bytes: int, addresses: Sequence[str]
     ) -> tuple[memoryview, bool]:
         """The content, and whether it came through shared memory.  MeshError if it did not come."""
-        node = self._owner() if holder == COORDINATOR_NODE else holder
+        node = self.node_of(holder)
         time_s = FETCH.of(size_bytes)
         try:
             async with asyncio.timeout(time_s):
@@ -68,6 +72,7 @@ class BlobFetcher:
         self._feed = feed
         self._tasks = Tasks()
         self._attempts: dict[int, asyncio.Task[None]] = {}
+        self._arriving: dict[bytes, tuple[str, asyncio.Task[None]]] = {}  # content: the node that was asked
 
     def performers(self) -> Performers:
         return {
@@ -82,6 +87,14 @@ class BlobFetcher:
         return {FetchBlob: self._give}
 
     async def _give(self, link: Link, body: FetchBlob) -> Message:
+        """The content.  If it is on its way here, from another node than the one that asks, it is waited for: workers
+        that get the same weights at once have them from each other, and the coordinator sends them once.  Each attempt
+        to fetch it has a deadline (FETCH), and so has the request of the node that asks."""
+        while True:
+            node, arriving = self._arriving.get(body.blob, ("", None))
+            if arriving is None or arriving.done() or node == link.peer.node_id:
+                break
+            await asyncio.wait([arriving])
         await self._store.find(body.blob)
         return await self._remote.exchange.serve(link, body)
 
@@ -91,7 +104,13 @@ class BlobFetcher:
             "fetching content", self._fetch(action), lambda error: self._feed(ev.BlobNotFound(action.attempt, error))
         )
         self._attempts[action.attempt] = task
-        task.add_done_callback(lambda _: self._attempts.pop(action.attempt, None))
+        self._arriving[action.blob] = self._remote.node_of(action.holder), task
+        task.add_done_callback(lambda _: self._ended(action))
+
+    def _ended(self, action: ev.Fetch) -> None:
+        task = self._attempts.pop(action.attempt)
+        if self._arriving.get(action.blob, ("", None))[1] is task:  # no other holder was asked since
+            del self._arriving[action.blob]
 
     def abandon(self, action: ev.AbandonFetch) -> None:
         task = self._attempts.get(action.attempt)

@@ -4,7 +4,7 @@ Content that may be kept lies in a bounded folder on disk and survives the worke
 no room for, lies in a folder of memory-backed files.  Every file is checked against its address before it is used for
 the first time in this process; a damaged one is removed, and the caller fetches it again.  So no write waits for the
 disk (a sync costs milliseconds, a model has a thousand weights): what a power cut tore is damaged.  The least recently
-used files go first; pinned ones never, nor what was put for somebody who is about to pin it.  The store does not know
+used files go first; pinned ones never, nor a blob whose pin is about to follow.  The store does not know
 where content comes from.
 
 All bookkeeping happens on the loop's thread; hashing and writing of more than 1 MiB in others.
@@ -39,7 +39,7 @@ _FILE_NAME = re.compile(r"[0-9a-f]{64}")
 _WRITING = re.compile(r"writing-\d+-\d+")
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 LISTED_MAX = 4096
-PUT_S_MAX = 600.0  # whoever put something and has not pinned it since is gone
+PUT_S_MAX = 600.0  # the caller that put a blob and has not pinned it since is gone
 ABANDONED_S = 3600.0  # no single write takes that long
 
 
@@ -49,7 +49,7 @@ class _Entry:
     folder: _Folder
     checked: bool  # against its address, in this process
     keep: bool = True  # also when nothing pins it any more
-    put: bool = False  # and not pinned since: whoever put it will
+    put: bool = False  # and not pinned since: its caller will
     put_s: float = 0.0  # when
     pins: int = 0
 
@@ -283,7 +283,7 @@ class BlobStore:
 
 
 def _in_use(entry: _Entry) -> bool:
-    """Whether it must not give way: somebody has pinned it, or put it for a time and is about to."""
+    """Whether it must stay: it is pinned, or it was put for a time and its pin is about to follow."""
     return bool(entry.pins) or (entry.put and not entry.keep and time.monotonic() - entry.put_s < PUT_S_MAX)
 
 

@@ -1,4 +1,5 @@
-"""The rendezvous of engine hosts: what daemons tell theirs so that they connect (`worker/collectives/connector.py`).
+"""The rendezvous of engine hosts: the messages of daemons to theirs, by which they connect
+(`worker/collectives/connector.py`).
 
 The host of the node that dialled the link connects, to the address at which the link was dialled.  The other host
 listens where its daemon does, on a port of its own.  Key and port go over the link.  The daemon opens the sockets, and

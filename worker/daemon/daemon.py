@@ -53,7 +53,7 @@ from .environment import REAL, Environment
 from .heartbeats import Heartbeats
 from .idle_tuner import IdleTuner
 from .link_handler import LinkHandler
-from .machine_shell import MachineShell
+from .machine_shell import MachineShell, Performers
 from .mdns_announcer import advertise
 from .no_peer_warning import warn_without_coordinator
 from .owner_link import OwnerLink
@@ -74,7 +74,7 @@ AGAIN = -1  # instead of an exit code: start once more in the same process
 
 
 async def run_worker(config: WorkerConfig, environment: Environment = REAL) -> int:
-    """Serve until told to stop; the exit code: 0 drained, 3 no device is left.  MeshError if it cannot start."""
+    """Serve until the end; the exit code: 0 drained, 3 no device is left.  MeshError if it cannot start."""
     ring = start_logging(config.verbosity, config.log_json)
     allow_open_files()
     hold_buffers()
@@ -172,7 +172,7 @@ class Daemon:
     def _set_tables(self) -> None:
         """Say what performs each action, and what takes each message."""
         shell, handler, links = self.shell, self._handler, self._links
-        own = {
+        own: Performers = {
             ev.ReplyRan: lambda action: shell.answer(action.request, self._sender.answer_run(action)),
             ev.Stop: self._stop,
             ev.Blame: lambda action: self._blame(action.node, action.why),
@@ -231,7 +231,7 @@ class Daemon:
         if self._environment.signals:
             keep("looking for pauses", here.pauses.run)
             keep("looking for idle moments", self._tuner.run)
-        if self._environment.signals and not alone:  # else whom it would tell sleeps at the same time
+        if self._environment.signals and not alone:  # else the receiver sleeps at the same time
             keep("listening for sleep", here.watch_sleep)
         if not alone:
             waiting = config.timeouts.no_coordinator_warning_s, self.shell.owner_id, self._owner_link.advice
@@ -280,7 +280,7 @@ class Daemon:
         look = partial(behind_lock, find, folder.path, folder.name)
         while self._is_needed() or not await look() or self._is_needed():
             await asyncio.sleep(MEMBERSHIP_LOOK_S)
-        log.info("this worker is a member of mesh %s now, and starts again as one", self._config.mesh_name)
+        log.info("this worker is a member of mesh %s now, and restarts as one", self._config.mesh_name)
         if not self._stopped.done():
             self._stopped.set_result(AGAIN)
 

@@ -1,4 +1,4 @@
-"""What a worker tells of itself and its devices.  Pure."""
+"""Reports of a worker about itself and its devices.  Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def report_of(index: int, device: Device) -> DeviceReport:
 
 
 def explained_of(explained: Explained, report: DeviceReport) -> messages.Explained:
-    """The answer to who asked for the kernels of a part, with what they ran on."""
+    """The answer to a question for the kernels of a part, with the device that they ran on."""
     measured = explained.kernels, explained.clock, explained.evaluations, explained.seconds
     figures = report.gflops, report.gbytes_per_s, report.dispatch_s
     return messages.Explained(*measured, "", report.index, report.engine, report.adapter[:4096], *figures)

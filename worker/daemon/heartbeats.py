@@ -1,4 +1,4 @@
-"""Heartbeats: what a worker tells its coordinator at every beat, with how long its event loop stood still."""
+"""Heartbeats: what a worker reports to its coordinator at every beat, and how long its event loop was blocked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .machine_shell import MachineShell, Performers
 
 
 class Heartbeats:
-    """`notify` sends a message to a node.  `steps` watches the links that runs under way wait for.  `forget` discards
+    """`notify` sends a message to a node.  `steps` watches the links that runs in flight wait for.  `forget` discards
     what was relayed for plans of a coordinator whose time is over."""
 
     def __init__(

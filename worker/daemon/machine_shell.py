@@ -47,7 +47,7 @@ class MachineShell:
         self._ticker: asyncio.TimerHandle | None = None
 
     def perform_by(self, *tables: Performers) -> None:
-        """Set who performs what: every action has one performer."""
+        """Set the performers: every action has one."""
         for table in tables:
             assert not table.keys() & self._performers.keys()
             self._performers.update(table)
@@ -110,7 +110,7 @@ class MachineShell:
             self._failed(action, as_error(f"{doing(action)} failed", fault))
 
     def _failed(self, action: ev.Action, error: MeshError) -> None:
-        """Tell whoever waits for an action's answer that it failed."""
+        """Give the failure of an action to the caller that waits for its answer."""
         if isinstance(action, ev.Reply | ev.ReplyRan | ev.ReplyJoined):
             self._refuse(ev.Refuse(action.request, error))
         elif (event := failure_of(action, error)) is not None:
@@ -164,7 +164,7 @@ class MachineShell:
             self.feed(ev.RequestGone(request))
 
     def answer(self, request: int, message: Message) -> None:
-        """Answer a request, if somebody still waits for it."""
+        """Answer a request, if its sender still waits for it."""
         answer = self._answers.pop(request, None)
         if answer is not None and not answer.done():
             answer.set_result(message)

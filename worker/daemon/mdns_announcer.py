@@ -25,7 +25,7 @@ async def advertise(
     stopped: asyncio.Future[int],
     announced: Callable[[Announcer], None],
 ) -> None:
-    """Announce who answers on this port until it is `stopped`; the announcer is `announced` once it does."""
+    """Announce the node that listens on this port until it is `stopped`; the announcer is `announced` once it does."""
     from wire.discovery.auto_dialer import look_for
     from wire.discovery.mdns import Announcer  # loads zeroconf, which the worker is ready without
 

@@ -1,6 +1,7 @@
 """The warning of a worker that has no coordinator: what was tried, what came of it, and what to type.
 
-There is one such line each time that it is alone, so it has to hold everything that somebody at a second machine needs.
+There is one such line each time that it is alone, so it has to contain everything that a user at a second machine
+needs.
 """
 
 from __future__ import annotations

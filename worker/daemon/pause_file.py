@@ -1,8 +1,8 @@
 """Pause file: the wish that a worker be paused, as a file in its state folder, and what the worker says about it there.
 
-`paused` holds who wants it, and is not there otherwise; `duty` says what the worker makes of it.  Files, since they
-work alike on every system, outlive both processes, and are nobody's but this user's.  It does not decide anything:
-`worker/state/availability.py` does.
+`paused` names who paused the worker, and does not exist otherwise; `duty` says what the worker makes of it.  Files,
+since they work alike on every system, outlive both processes, and are nobody's but this user's.  It does not decide
+anything:  `worker/state/availability.py` does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..state.events import Event, PauseFileChanged
 log = logging.getLogger("graph_mesh.worker")
 
 LOOK_S = 0.25
-SERVING, FINISHING, PAUSED = "serving", "finishing", "paused"  # finishing: a part under way is not over yet
+SERVING, FINISHING, PAUSED = "serving", "finishing", "paused"  # finishing: a part in flight is not over yet
 
 
 class PauseFiles:

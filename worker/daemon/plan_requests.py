@@ -28,7 +28,7 @@ from wire.protocol.messages import (
 )
 from wire.system import mapped_files
 from wire.system.outcome import Outcome
-from wire.system.shared_memory import SharedDir, remove
+from wire.system.shared_memory import SharedDir, remove, reserve
 from wire.system.tasks import as_error, unheard
 from wire.transfer.content_exchange import written
 
@@ -93,7 +93,7 @@ class PlanRequests:
 
     async def _join(self, link: Link, body: Join) -> Message:
         peer, held = link.peer, self._held()
-        plans = body.kept, body.earlier, body.epochs
+        plans = body.continued, body.earlier, body.epochs
         joined = await self._shell.ask(
             lambda request: ev.JoinRequested(
                 peer.node_id, request, peer.name, body.epoch, body.beat_s, body.silence_s, held, *plans
@@ -106,8 +106,8 @@ class PlanRequests:
         return await self._shell.ask(lambda request: ev.DeployRequested(link.peer.node_id, request, body))
 
     def _run(self, link: Link, body: Run) -> Outcome[Message]:
-        here = (feed for feed in body.feeds if is_here(feed.value))
-        feeds = tuple((feed.part, feed.slot, tensor_of(link, feed.value)) for feed in here)
+        here = [feed for feed in body.feeds if is_here(feed.value)]
+        feeds = tuple([(feed.part, feed.slot, tensor_of(link, feed.value)) for feed in here])
         step = body.step, feeds, body.committed
         return self._shell.put(lambda request: ev.RunRequested(link.peer.node_id, request, body.plan, *step))
 
@@ -129,7 +129,7 @@ class PlanRequests:
     # -- notifications
 
     def _pushed(self, link: Link, body: Push) -> None:
-        tensor = tensor_of(link, body.value)
+        tensor = tensor_of(link, body.value, body.zeros)
         self._shell.feed(ev.TensorArrived(link.peer.node_id, body.plan, body.step, body.part, body.slot, tensor))
 
     def _cancel(self, link: Link, body: CancelStep) -> None:
@@ -143,25 +143,28 @@ class PlanRequests:
 
     def open_stream(self, link: Link, header: Push, size_bytes: int) -> memoryview | PacedBuffer:
         node = link.peer.node_id
-        self._arriving.check(header, node, size_bytes)
+        whole_bytes = size_bytes + header.zeros
+        self._arriving.check(header, node, whole_bytes)
         buffer: memoryview | PacedBuffer
         try:
-            small = self._open_small(size_bytes) if size_bytes <= LARGE_BYTES else None
+            small = self._open_small(size_bytes, whole_bytes) if whole_bytes <= LARGE_BYTES else None
             buffer = self._open_large(link, size_bytes) if small is None else small
         except Exception as fault:
             self._shell.feed(ev.TensorLost(header.plan, header.step, as_error("taking a tensor failed", fault)))
             raise
-        self._arriving.begin(header, node, size_bytes)
+        self._arriving.begin(header, node, whole_bytes)
         return buffer
 
-    def _open_small(self, size_bytes: int) -> memoryview | None:
-        """None where there is no room now: threads may wait for memory that is being given back, and the loop not."""
+    def _open_small(self, size_bytes: int, whole_bytes: int) -> memoryview | None:
+        """The beginning of a file of zeros; None where there is no room now: threads may wait for memory that is being
+        given back, and the loop not."""
         try:
-            segment = self._shared.allocate(size_bytes)
+            segment = self._shared.allocate(whole_bytes)
         except OutOfMemory:
             return None
-        self._files[id(segment.buffer)] = segment.name
-        return segment.buffer
+        buffer = segment.buffer[:size_bytes]
+        self._files[id(buffer)] = segment.name
+        return buffer
 
     def _open_large(self, link: Link, size_bytes: int) -> PacedBuffer:
         buffer = PacedBuffer(mapped_files.passing(size_bytes))
@@ -188,6 +191,8 @@ class PlanRequests:
         landed = False
         try:
             refused = await large.writing if error is None else None
+            if error is None and refused is None and header.zeros:
+                refused = await asyncio.to_thread(_add_zeros, large, header.zeros)
             if refused is not None:
                 raise OutOfMemory("shared memory is full", cause=str(refused))
             landed = error is None
@@ -210,3 +215,12 @@ class PlanRequests:
         self._shell.feed(
             ev.TensorArrived(link.peer.node_id, header.plan, header.step, header.part, header.slot, tensor)
         )
+
+
+def _add_zeros(large: _Large, size_bytes: int) -> OSError | None:
+    """Lengthen a file; the error of one that has no room."""
+    try:
+        reserve(large.handle, large.buffer.view.nbytes + size_bytes)
+    except OSError as error:
+        return error
+    return None

@@ -17,7 +17,7 @@ from .machine_shell import MachineShell
 
 
 class Relations:
-    """The tests of a worker's guard.  `know` tells it whom to ask, before anything comes."""
+    """The tests of a worker's guard.  `know` passes the objects that it asks, before the first message arrives."""
 
     def __init__(self, shell: MachineShell) -> None:
         self._shell = shell
@@ -37,7 +37,8 @@ class Relations:
         }
 
     def _is_owner(self, link: Link, body: Any) -> bool:
-        return link.peer.node_id == self._shell.owner_id() and link.peer.role == "coordinator"
+        owner = self._shell.owner
+        return owner is not None and link.peer.node_id == owner.node and link.peer.role == "coordinator"
 
     def _is_source(self, link: Link, body: Push) -> bool:
         machine = self._shell.machine

@@ -66,7 +66,7 @@ class SelfReport:
 
     def _reply_joined(self, action: ev.ReplyJoined) -> None:
         here = self._devices.reports, self.memory_bytes, action.blobs, platform.system()
-        held = action.kept, self._hosts.without_gpu, action.made, self._hosts.cage
+        held = action.deployed, self._hosts.without_gpu, action.steps_done, self._hosts.cage
         self._shell.answer(action.request, Joined(*here, action.paused, *held))
 
     def _send_leaving(self, action: ev.SendLeaving) -> None:

@@ -21,11 +21,12 @@ def is_here(value: Value) -> bool:
     return value.data is not None or bool(value.shared)
 
 
-def tensor_of(link: Link, value: Value) -> ev.Tensor:
-    """The tensor of a value that came over `link`.  ProtocolError if it came without its bytes."""
+def tensor_of(link: Link, value: Value, zeros: int = 0) -> ev.Tensor:
+    """The tensor of a value that came over `link` without the `zeros` bytes at its end.  ProtocolError if it came
+    without its bytes."""
     if value.data is not None:
-        check_size(value, len(value.data))
-        return ev.Inline(value.dtype, value.shape, value.data)
+        check_size(value, len(value.data) + zeros)
+        return ev.Inline(value.dtype, value.shape, value.data + bytes(zeros) if zeros else value.data)
     if not value.shared or not link.same_host:
         raise ProtocolError("a tensor came without its bytes", node=link.peer.name)
     check_name(value.shared)
@@ -58,9 +59,9 @@ def header_of(tensor: ev.Tensor) -> Value:
     return Value(tensor.dtype, tensor.shape)
 
 
-def push_header_of(action: ev.SendPush) -> Push:
-    """The message that is sent ahead of a push's bytes, or with every piece of them."""
-    return Push(action.plan, action.step, action.part, action.slot, header_of(action.tensor))
+def push_of(action: ev.SendPush, value: Value, zeros: int = 0) -> Push:
+    """The message of a push."""
+    return Push(action.plan, action.step, action.part, action.slot, value, zeros)
 
 
 def bytes_of(tensor: ev.Tensor) -> memoryview:
@@ -74,7 +75,9 @@ def bytes_of(tensor: ev.Tensor) -> memoryview:
 def host_inputs_of(uses: Sequence[ev.RunInput], shared: SharedDir) -> tuple[tuple[Input, ...], list[str]]:
     """The inputs of a part for its engine host.  Those that do not fit into the message are written to files, whose
     names are returned too.  OutOfMemory if there is no room for a file; then none is left behind."""
-    inputs, files, room_bytes = list[Input](), list[str](), INLINE_TOTAL_BYTES_MAX
+    inputs: list[Input] = []
+    files: list[str] = []
+    room_bytes = INLINE_TOTAL_BYTES_MAX
     try:
         for use in uses:
             value = _host_input_of(use)

@@ -1,7 +1,8 @@
 """Tensor sender: sends tensors to other workers, and a step's outputs to the coordinator.
 
 A small tensor travels in a message.  A large one travels as a file if the receiver is on this machine, as a stream if
-it is not, and through the coordinator if there is no link.
+it is not, and through the coordinator if there is no link.  Zeros at the end of a tensor do not travel to another
+machine: where texts are generated, there is room for more tokens than a step has.
 """
 
 from __future__ import annotations
@@ -12,19 +13,22 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from wire.errors import MeshError
-from wire.limits import KIB
+from wire.limits import KIB, MIB
 from wire.link.endpoint import Endpoint
 from wire.link.link import Link
-from wire.protocol.messages import Output, Push, Ran, Value
+from wire.protocol.messages import INLINE_BYTES_MAX, Output, Push, Ran, Value
 from wire.system.shared_memory import remove, take
 from wire.system.tasks import Tasks
+from wire.transfer.zeros import zeros_behind
 
 from ..state import events as ev
 from .machine_shell import Performers
-from .tensor_refs import bytes_of, header_of, push_header_of
+from .tensor_refs import bytes_of, header_of, push_of
 
 log = logging.getLogger("graph_mesh.worker")
 RAN_INLINE_BYTES_MAX = 512 * KIB  # inline outputs of one Ran; a control frame holds 1 MiB
+INLINE_WHOLE_BYTES_MAX = MIB  # a tensor in a message, with its zeros
+LOOKED_AT_ONCE_BYTES_MAX = 4 * MIB  # for zeros, in the event loop
 
 Send = Callable[[ev.SendPush], Awaitable[None]]
 
@@ -53,17 +57,18 @@ class TensorSender:
         if link is None or link.closed:
             self._push_in_task(self._relay, action)
             return
-        tensor = action.tensor
+        tensor, zeros = action.tensor, 0
         match tensor:
             case ev.Inline(dtype, shape, data):
-                value = Value(dtype, shape, data)
+                zeros = 0 if link.same_host or link.minor < 1 else zeros_behind(memoryview(data))
+                value = Value(dtype, shape, data[: len(data) - zeros])
             case ev.SharedFile(dtype, shape, directory, name) if link.same_host:
                 value = Value(dtype, shape, None, name)
                 link.hand(directory, name, ev.size_bytes_of(tensor))
             case _:
                 self._push_in_task(partial(_stream_push, link), action)
                 return
-        link.notify(Push(action.plan, action.step, action.part, action.slot, value))
+        link.notify(push_of(action, value, zeros))
         self._feed(ev.PushSent(action.push))
 
     def stop_push(self, action: ev.StopPush) -> None:
@@ -118,7 +123,20 @@ class TensorSender:
 
 
 async def _stream_push(link: Link, action: ev.SendPush) -> None:
-    await link.send_stream(push_header_of(action), bytes_of(action.tensor))
+    data, value = bytes_of(action.tensor), header_of(action.tensor)
+    zeros = 0 if link.minor < 1 else await _zeros_of(data)
+    left = data[: data.nbytes - zeros]
+    if zeros and data.nbytes <= INLINE_WHOLE_BYTES_MAX and left.nbytes <= INLINE_BYTES_MAX:
+        link.notify(push_of(action, Value(value.dtype, value.shape, bytes(left)), zeros))
+    else:
+        await link.send_stream(push_of(action, value, zeros), left)
+
+
+async def _zeros_of(data: memoryview) -> int:
+    """How many bytes at the end of a tensor are 0, counted in blocks, and never all of them."""
+    if data.nbytes <= LOOKED_AT_ONCE_BYTES_MAX:
+        return zeros_behind(data)
+    return await asyncio.to_thread(zeros_behind, data)
 
 
 async def _stream_output(link: Link, header: Push, tensor: ev.SharedFile) -> None:
@@ -126,7 +144,7 @@ async def _stream_output(link: Link, header: Push, tensor: ev.SharedFile) -> Non
 
 
 def _failed(link: Link, header: Push, error: MeshError) -> None:
-    """Send the header of an output without bytes, which tells the coordinator that the output will not come."""
+    """Send the header of an output without bytes, which means that the output will not follow."""
     log.warning("output %d of step %d was not sent: %s", header.slot, header.step, error)
     if not link.closed:
         link.notify(header)

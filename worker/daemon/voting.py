@@ -26,7 +26,7 @@ class Voting:
     def __init__(self, shell: MachineShell, node: str, folder: Path, disk: Disk | None = None) -> None:
         self._shell = shell
         self._file = StandbyFile(folder, disk)
-        self._told = ""  # of the disk's refusals
+        self._logged_error = ""  # of the disk's refusals
         self._voter = Voter(node, self._file.remembered.record)
 
     @property
@@ -44,11 +44,11 @@ class Voting:
         try:
             await self._file.change(epochs=(action.epoch,))
         except NotDurable as error:
-            if str(error) != self._told:  # it comes again as often as the coordinator asks
-                self._told = str(error)
+            if str(error) != self._logged_error:  # it comes again as often as the coordinator asks
+                self._logged_error = str(error)
                 log.error("a coordinator that asks for this worker is refused: %s", error)
             raise
-        self._told = ""
+        self._logged_error = ""
         self._shell.feed(ev.ServedKept(action.epoch))
 
     async def _vote(self, link: Link, body: Vote) -> Message:

@@ -20,7 +20,7 @@ from ..state import events as ev
 from .arriving_tensors import ArrivingTensors
 from .link_handler import Answer, Take
 from .machine_shell import MachineShell, Performers
-from .tensor_refs import bytes_of, push_header_of
+from .tensor_refs import bytes_of, header_of, push_of
 
 
 class WorkerLinks:
@@ -113,7 +113,7 @@ class WorkerLinks:
         link, data = self._endpoint.links.get(self._shell.owner_id()), bytes_of(action.tensor)
         if link is None:
             raise NodeLost("no link to a worker of the plan, nor to the coordinator", node=action.node)
-        await self._outgoing.send(link, action.node, push_header_of(action), data)
+        await self._outgoing.send(link, action.node, push_of(action, header_of(action.tensor)), data)
 
     async def _relayed(self, link: Link, piece: Relay) -> Message:
         """Take a piece of a relayed tensor.  The machine hears of the tensor once it is complete."""

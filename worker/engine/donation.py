@@ -53,7 +53,7 @@ def take_back(array: HostArray, undo: Sequence[Undo]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Outgrown:
-    later: int  # who has the memory, or is outgrown itself
+    later: int  # the value that has the memory, or is outgrown itself
     undo: tuple[Undo, ...]
     shape: tuple[int, ...]
 
@@ -120,7 +120,7 @@ class Versions:
             self._outgrown[earlier] = _Outgrown(outgrown.later, (*before.undo, *outgrown.undo), before.shape)
             self._earlier[outgrown.later] = earlier
         else:
-            assert array is not None, "whoever has the memory of another is here"
+            assert array is not None, "a value that has the memory of another is here"
             take_back(array, before.undo)
             self._whole[earlier] = array.reshape(before.shape)
 

@@ -1,4 +1,4 @@
-"""What an engine tells of a compiled part: its kernels, and when each of them runs.
+"""The report of an engine on a compiled part: its kernels, and when each of them runs.
 
 A kernel's times come under its key: the number of its executable in this process, and its own in that.
 """

@@ -30,7 +30,7 @@ def never() -> bool:
 
 
 class Pending(Protocol):
-    """A collective under way."""
+    """A collective in flight."""
 
     def result(self) -> NDArray[Any]:
         """What this rank gets, once it is done; raises what went wrong, on this rank or another.  It may be memory of
@@ -62,7 +62,7 @@ class Collectives(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What an engine tells about its device at join.
+    """What an engine reports about its device at join.
 
     `dtypes_by_op` says for every op which dtype names (of the result, and of the operands) it can compute; an op that
     is absent is unsupported, and the planner places it elsewhere.  `limits` are the adapter's own.
@@ -208,7 +208,7 @@ def held_bytes(engine: Engine) -> int:
 def explained(engine: Engine, executable: Executable, texts: bool = False) -> KernelRows:
     """The kernels of a compiled part; Unsupported by an engine that was written before there was such a method."""
     if not (hasattr(engine, "explain") and hasattr(engine, "watch")):
-        raise Unsupported(f"the engine {engine.info.engine} does not tell what its kernels are")
+        raise Unsupported(f"the engine {engine.info.engine} does not report its kernels")
     return engine.explain(executable, texts)
 
 
@@ -231,6 +231,11 @@ def lend_room(engine: Engine, has_room: Callable[[int], bool]) -> None:
     in a form that kernels read faster.  An engine that keeps nothing of the kind has no such attribute."""
     if hasattr(engine, "lend_room"):
         engine.lend_room(has_room)
+
+
+def native_bytes(executable: Executable) -> int:
+    """The bytes of its kernels for the processor, with what is held beside each of them; 0 where it has none."""
+    return int(getattr(executable, "native_bytes", 0))
 
 
 def spare_bytes(engine: Engine) -> int:

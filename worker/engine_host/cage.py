@@ -3,7 +3,7 @@
 Graphs are data, but a compiler or a driver that one of them breaks runs inside this process.  So it gives up what it
 does not need, each layer as early as can be: files before the driver is loaded, since threads that are there already
 would not be restricted, and calls once it is.  A system that lacks a layer goes without it, and says so: `layers` goes
-to the daemon, and to whoever asks for the nodes.
+to the daemon, and to clients that list the nodes.
 
     files      to read what runs (interpreter, libraries, drivers, tables of the system) and the content that the daemon
                keeps, to write kernels, measurements and shared memory; no keys, and nothing else that the user has
@@ -105,7 +105,9 @@ class Cage:
         landlock.restrict(places(self._opening))
         base = Path(self._opening.shared_dir).parent
         if base != MEMORY_FOLDER:
-            self._missing[FILES] = f"shared memory is in {base}, so files there are open to whoever knows their names"
+            self._missing[FILES] = (
+                f"shared memory is in {base}, so files there are open to every process that knows their names"
+            )
 
 
 def layers_here() -> tuple[Layer, ...]:

@@ -1,8 +1,8 @@
 """Explanations: the kernels of a compiled part, each measured over a few runs with random inputs.
 
-Runs alternate: one in which the engine tells when each kernel runs, and one in which it does not, since telling takes
-time, too.  The first two warm up, and count only if there is no time for others.  All of it ends after `LIMIT_S`; what
-has not ended by then has no time.
+Runs alternate: one in which the engine measures when each kernel runs, and one in which it does not, since measuring
+takes time, too.  The first two warm up, and count only if there is no time for others.  All of it ends after `LIMIT_S`;
+what has not ended by then has no time.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def explanation(
     engine: Engine, executable: Executable, graph: WireGraph, texts: Texts, stopped: Stopped,
     usual: Spans | None = None,
 ) -> Measurements:  # fmt: skip
-    """What an engine tells of what it compiled `graph` to; Cancelled once `stopped()`.  `usual` watches the engine
+    """The report of an engine on what it compiled `graph` to; Cancelled once `stopped()`.  `usual` watches the engine
     before and afterwards."""
     places, clock = _flattened(engine, executable, graph, texts.wanted)
     _check(places, texts)

@@ -26,9 +26,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from wire.bounds import ARENAS, HOST_CODE, HOST_PARTS, UNUSED_WEIGHTS
+from wire.bounds import ARENAS, HOST_CODE, HOST_PARTS, NATIVE_CODE, UNUSED_WEIGHTS
 from wire.errors import BlobMissing, DeviceLost, ExecuteFailed, InputError, MeshError, OutOfMemory
-from wire.ir.codec import decode_graph, tensor_bytes, tensor_from
+from wire.ir.codec import decode_graph, tensor_bytes, tensor_copy, tensor_from
 from wire.ir.dtypes import dtype_named, dtype_of
 from wire.ir.graph import WireGraph
 from wire.ir.types import TensorType
@@ -61,6 +61,7 @@ from ..engine.protocol import (
     lend_room,
     lend_spill,
     moved_bytes,
+    native_bytes,
     readback_s,
     spare_bytes,
     takes_lent,
@@ -74,6 +75,7 @@ from .kernel_trace import KernelTrace
 
 EXECUTABLES_MAX = HOST_PARTS.most
 EXECUTABLES_BYTES_MAX = HOST_CODE.most  # drivers hold megabytes per kernel
+NATIVE_BYTES_MAX = NATIVE_CODE.most
 ARENAS_BYTES_MAX = ARENAS.most
 READ_BYTES = 1 << 20
 UNUSED_MAX = UNUSED_WEIGHTS.most
@@ -254,7 +256,7 @@ class Host:
         self._reading: frozenset[ParamKey] = frozenset()  # params of the part that is prepared or runs
         lend_spill(engine, self._spill)
         lend_room(engine, self._has_room)
-        self._resident_bytes = self._spilled_bytes = self._spilled_told = 0
+        self._resident_bytes = self._spilled_bytes = self._spilled_logged = 0
         self._spare = SpareMemory()
         self._kept = Versions()
         self._lends = takes_lent(engine)
@@ -334,13 +336,14 @@ class Host:
 
     def _evict_executables(self) -> None:
         """Evict the least recently used executables.  The newest one stays, whatever its size."""
-        sizes = [executable.kept_bytes for _, executable in self._executables.values()]
-        kept_bytes = sum(sizes)
-        for size_bytes in sizes[:-1]:
-            if len(self._executables) <= EXECUTABLES_MAX and kept_bytes <= EXECUTABLES_BYTES_MAX:
+        most = EXECUTABLES_MAX, EXECUTABLES_BYTES_MAX, NATIVE_BYTES_MAX
+        sizes = [(1, made.kept_bytes, native_bytes(made)) for _, made in self._executables.values()]
+        kept = tuple(map(sum, zip(*sizes, strict=True)))
+        for size in sizes[:-1]:
+            if all(have <= may for have, may in zip(kept, most, strict=True)):
                 return
             self._executables.popitem(last=False)
-            kept_bytes -= size_bytes
+            kept = tuple(have - freed for have, freed in zip(kept, size, strict=True))
 
     def _bind(self, message: messages.PreparePart, graph: WireGraph, executable: Executable) -> None:
         types = tuple(graph.types[index] for index in (*graph.inputs, *graph.params))
@@ -431,8 +434,8 @@ class Host:
 
     def _tell_spilled(self) -> None:
         """Log how much was spilled so far, whenever it is twice as much as the last time."""
-        if self._spilled_bytes >= max(2 * self._spilled_told, 1):
-            self._spilled_told = self._spilled_bytes
+        if self._spilled_bytes >= max(2 * self._spilled_logged, 1):
+            self._spilled_logged = self._spilled_bytes
             print(
                 f"idle weights left the device for others, {size_text(self._spilled_bytes)} so far; they are loaded "
                 "again by the next run that reads them",
@@ -776,10 +779,9 @@ class Host:
         dtype, shape = result.kind.dtype.name, result.kind.shape
         if result.array is None:
             return messages.Output(dtype, shape, None, (), wanted.keep)
-        data = tensor_bytes(result.array)
-        if data.nbytes <= min(INLINE_BYTES_MAX, room_bytes):
-            return messages.Output(dtype, shape, data.tobytes(), (), wanted.keep)
-        files = self._shared.write_copies([data], wanted.copies)
+        if result.array.nbytes <= min(INLINE_BYTES_MAX, room_bytes):
+            return messages.Output(dtype, shape, tensor_copy(result.array), (), wanted.keep)
+        files = self._shared.write_copies([tensor_bytes(result.array)], wanted.copies)
         return messages.Output(dtype, shape, None, files, wanted.keep)
 
     def _as_mesh_error(self, error: Exception) -> MeshError:

@@ -52,7 +52,8 @@ from .watchdog import Watchdog, loss_of
 
 log = logging.getLogger("graph_mesh.worker")
 STDERR_LINE_BYTES_MAX = 4096
-EXIT_S = 1.0  # from the end of a child's pipe to its own, on a busy machine: who looks earlier loses its status
+EXIT_S = 1.0  # from the end of a child's pipe to its own, on a busy machine: an earlier look loses its status
+_ANSWERED = (ExecutePart, ExplainPart, Tune, PreparePart, Export)
 _ANSWERS = (Prepared, PrepareFailed, Executed, ExecuteFailed, Explained, TuneDone, Exported)
 
 
@@ -135,8 +136,8 @@ class HostProcess(asyncio.SubprocessProtocol):
                 self._loop.call_soon(self._write)
             self._forgotten += message.kept
             return
-        if isinstance(message, ExecutePart | ExplainPart | Tune | PreparePart | Export):
-            run = message.run if isinstance(message, ExecutePart | ExplainPart | Tune) else 0
+        if isinstance(message, _ANSWERED):
+            run = 0 if isinstance(message, (PreparePart, Export)) else message.run
             self._watchdog.asked(self._loop.time(), run, brief=isinstance(message, Export))
         self._write(pack(message))
 
@@ -174,7 +175,7 @@ class HostProcess(asyncio.SubprocessProtocol):
         try:
             for body in self._splitter.feed(data):
                 self._receive(unpack_from_host(body))
-        except Exception as fault:  # what it said is lost, so whoever waits for it hears that the host is
+        except Exception as fault:  # what it said is lost, so its waiters hear that the host is
             self._lose(str(as_error("taking what it said failed", fault)))
 
     def pipe_connection_lost(self, fd: int, error: Exception | None) -> None:
@@ -200,7 +201,7 @@ class HostProcess(asyncio.SubprocessProtocol):
         self._watchdog.heard()
         if isinstance(message, Alive):
             return
-        if isinstance(message, Opened | OpenFailed):
+        if isinstance(message, (Opened, OpenFailed)):
             if not self.opened.done():
                 self.opened.set_result(message)
             self._check_later()

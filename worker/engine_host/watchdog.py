@@ -1,7 +1,7 @@
-"""Watchdog: when an engine host counts as hung.  Pure; whoever owns the host asks it once per beat.
+"""Watchdog: when an engine host counts as hung.  Pure; the owner of the host asks it once per beat.
 
 A host is hung when its process says nothing (it beats from a thread of its own, also while it computes), when one
-message takes it longer than any compile or part may, or when it was told to give up a run, has begun with it, and goes
+message takes it longer than any compile or part may, or when it was asked to give up a run, has begun with it, and goes
 on.  Silence is counted in checks, not timed: when the daemon itself slept, one check heard nothing, not ten.  So it is
 with the other two: what passed while nobody checked is taken off, for the host slept too.
 """
@@ -30,7 +30,7 @@ class Watchdog:
     part_s_max: float
     stop_s_max: float
     _asked: deque[_Asked] = field(default_factory=deque)  # what awaits an answer
-    _stopped: tuple[int, float] | None = None  # the last run that the host was told to give up, and when
+    _stopped: tuple[int, float] | None = None  # the last run that the host was asked to give up, and when
     _heard: bool = False  # since the last check
     _silent_checks: int = 0
     _checked_s: float | None = None
@@ -45,7 +45,7 @@ class Watchdog:
         self._asked.append(_Asked(now, run, brief))
 
     def stopped(self, now: float, run: int) -> None:
-        """The host was told to give this run up."""
+        """The host was asked to give this run up."""
         self._stopped = run, now
 
     def heard(self) -> None:
@@ -72,9 +72,9 @@ class Watchdog:
         first = self._asked[0]
         if now - first.since_s > self.part_s_max:
             return f"a part took longer than {self.part_s_max:g} s"
-        given_up, told_s = self._stopped or (0, now)
+        given_up, stopped_s = self._stopped or (0, now)
         in_its_way = first.brief or first.run == given_up  # others, and compilations, may take their time
-        if given_up and in_its_way and now - max(first.since_s, told_s) > self.stop_s_max:
+        if given_up and in_its_way and now - max(first.since_s, stopped_s) > self.stop_s_max:
             return f"a run went on for {self.stop_s_max:g} s after it was cancelled"
         return ""
 

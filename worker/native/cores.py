@@ -6,7 +6,7 @@ is a chain of fused products and sums, in order; C is the sum of the first run, 
 in order.  So an element's bits follow from its row of A and its column of B, whatever the tile, the registers, the
 threads or the processor.  (The bits of a NaN are the processor's.)  Integers wrap, so any order gives their bits.
 
-A core has no loop over anything but rows, columns and length: who calls it cuts the work into tiles and tasks.  Here is
+A core has no loop over anything but rows, columns and length: the caller cuts the work into tiles and tasks.  Here is
 what cores have in common; `products.py` and `few_rows.py` have the cores.
 """
 

@@ -35,13 +35,13 @@ from .steps import Step
 from .threads import Program, Stop, Threads
 from .weights import Weights
 
-KERNELS_MAX = 1024  # remembered; one is some kB of code
+KERNELS_MAX = 256  # remembered beside those that compiled parts have; each is some 60 KiB, most of it LLVM's
 NAMES = {"matmul": "product"}  # of families, for people
 MEASURED = 1024  # rows and columns
 TASKS_MIN, TASKS_EACH = 8, 2  # that a large product is cut into for several threads, and for each of many
 PACKED_SHARE = 0.25  # of the budget, for packed weights where no host says what else needs it
 WATCHED_S = 0.01  # between two looks whether a run is to be stopped
-WATCHED_FLOPS = 1 << 28  # of a program: shorter ones end by themselves before anybody could wait for them
+WATCHED_FLOPS = 1 << 28  # of a program: shorter ones end before a caller could wait for them
 
 
 class NativeEngine(CpuEngine):
@@ -205,6 +205,7 @@ class _Joined:
         self.inputs, self.outputs, self.count = sequenced.inputs, sequenced.outputs, len(kernels)
         self._nodes, self._module, self._apart = nodes, module, cache(apart)
         self._sequenced, self._kernels, self._threads, self._watched = sequenced, kernels, threads, watched
+        self.native_bytes = sum(kernel.loaded.size_bytes for kernel in kernels)
         self._weights = weights
         self._threads_max = 1 if sequenced.program.in_line else threads.count
 

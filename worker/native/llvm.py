@@ -110,10 +110,13 @@ def _parsed(module: ir.Module, processor: Processor) -> Any:
     return parsed
 
 
+OVERHEAD_BYTES = 48 << 10  # that LLVM holds beside the code of each object: a machine and an engine; measured
+
+
 class Loaded:
     """Functions of an object file, ready to be called while this object lives.
 
-    Those for another processor than this one lie in memory as well, for whoever computes as that one does.
+    Those for another processor than this one lie in memory as well, for engines that emulate it.
     """
 
     def __init__(self, code: bytes, processor: Processor | None = None) -> None:
@@ -122,7 +125,7 @@ class Loaded:
         self._engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
         self._engine.add_object_file(binding.ObjectFileRef.from_data(code))
         self._engine.finalize_object()
-        self.size_bytes = len(code)
+        self.size_bytes = OVERHEAD_BYTES + 2 * len(code)  # as it came, and as it is run
 
     def data(self, name: str) -> int:
         """The address of a constant; KeyError if the object has none of this name."""

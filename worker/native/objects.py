@@ -1,10 +1,10 @@
-"""Object files of compiled kernels: on disk between processes, and loaded while somebody uses them.
+"""Object files of compiled kernels: on disk between processes, and loaded while a program uses them.
 
 An object's name is a digest of what it was made from: the content that the caller names, the processor, the sources of
 what generates code, and llvmlite.  So nothing here is ever out of date; what is not used for long is removed.
 
-Whoever writes an object runs code as this user.  Files are this user's alone, a folder that others can write is not
-used, and an object is never taken from another machine.
+A process that can write an object can run code as this user.  Files are this user's alone, a folder that others can
+write is not used, and an object is never taken from another machine.
 """
 
 from __future__ import annotations

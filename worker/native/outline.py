@@ -98,8 +98,8 @@ def _tell_reaches(graph: WireGraph, parts: dict[int, Cut], others: Sequence[int]
             found = [_reach(reader, index, known) for reader in readers[index]]
             far = [one for one in found if one is not None]
             if len(far) == len(found):
-                told = product._replace(attrs=Attrs({**product.attrs, REACH: max(far)}))
-                parts[index] = replace(parts[index], nodes=(*parts[index].nodes[:-1], told))
+                limited = product._replace(attrs=Attrs({**product.attrs, REACH: max(far)}))
+                parts[index] = replace(parts[index], nodes=(*parts[index].nodes[:-1], limited))
 
 
 def _reach(reader: Cut, number: int, known: dict[object, dict[int, int]]) -> int | None:

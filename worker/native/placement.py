@@ -1,6 +1,6 @@
 """The cores that threads begin on.
 
-Linux wakes a thread on the core of whoever wakes it more often than not, once both have slept for some milliseconds.
+Linux mostly wakes a thread on the core of the thread that wakes it, once both have slept for some milliseconds.
 There it waits for its turn, although other cores are idle, until the kernel balances them: longer than many programs
 take.  So a thread that is about to be woken is sent to another core (`runner.py`).  Once awake it may go where the
 kernel likes.

@@ -1,4 +1,4 @@
-"""Expressions -> LLVM: what a whole vector shares is a scalar, and is computed in the outermost loop that knows it.
+"""Expressions -> LLVM: a value that a whole vector shares is a scalar, computed in the outermost loop that knows it.
 
 A kernel's loops name variables of expressions (`bind`).  One of them, `along`, runs along the lanes of vectors: in lane
 i it is its value in lane 0 plus i.  A load whose index has stride 1 there is one vector load, of stride 0 a scalar one,
@@ -65,7 +65,7 @@ def _in_step(index: Expr, along: str, lanes: int) -> bool:
 class Printer:
     """Prints the expressions of one function; `buffers` are the tensors that it reads and writes, by number.
 
-    `scalef` is what `Vectors` are told of the processor.
+    `scalef` says whether the processor has that instruction, for `Vectors`.
     """
 
     def __init__(self, builder: ir.IRBuilder, buffers: Mapping[int, Buffer], scalef: bool = False) -> None:

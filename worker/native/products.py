@@ -56,9 +56,9 @@ def lines_core(processor: Processor, dtype: str, tile: Tile | None = None) -> ir
     """The same function for a B whose rows are contiguous, wherever they lie: element (k, j) is at lines[k] + j.  It is
     read as it lies, and not packed.
 
-    In place of B's row stride it takes the address of this table of int64.  It adds one run of the length, at most
-    RUN: in place of B's column stride it is told whether there is a C to which this run is added.  Rows of B are read
-    up to `Tile.columns` elements behind their ends.
+    In place of B's row stride it takes the address of this table of int64.  It adds one run of the length, at most RUN:
+    in place of B's column stride it is an argument that says whether there is a C to which this run is added.  Rows of
+    B are read up to `Tile.columns` elements behind their ends.
     """
     return _LinesCore("lines", dtype, tile or tile_for(processor, dtype)).module
 

@@ -13,9 +13,9 @@ each: its address, its tasks in a slice, the address of its arguments, how many 
 bytes of a slice if it is a place in scratch memory, else 0.
 
 `alone` walks a program on the calling thread.  To walk it on several, one thread opens the job and walks; others come
-and go through a gate: who comes too late finds it closed, and who is inside is waited for, so that nobody looks at the
-job of a run that is over.  They are woken while a run is COMING: then they wait at the gate until it opens, or no run
-comes.  Between runs they look for the next one for a while, since runs often follow each other, and then sleep at a
+and go through a gate: a thread that is too late finds it closed, and one inside is waited for, so that nobody looks at
+the job of a run that is over.  They are woken while a run is COMING: then they wait at the gate until it opens, or no
+run comes.  Between runs they look for the next one for a while, since runs often follow each other, and then sleep at a
 semaphore, which is posted for those alone that say so.  They need no GIL until the job is CLOSED.  All walk the same
 rows in order and take tasks by a counter.  Where a row has to wait, a thread spins for a while, then yields, then
 sleeps for short times.
@@ -90,7 +90,7 @@ class Helper(IntEnum):
     """Words of a helper's line."""
 
     SEMAPHORE = 0
-    SLEEPS = 1  # 1: it waits for its semaphore, or is about to, and whoever makes it 0 posts
+    SLEEPS = 1  # 1: it waits for its semaphore, or is about to, and the thread that makes it 0 posts
     ROAMS = 2  # the address of the cores that it may go to once it is awake, or 0
     THREAD = 3  # its number for the system
 
@@ -253,32 +253,41 @@ class _Runner:
         function, build = self._function("wake", ir.FunctionType(VOID, [I64.as_pointer(), I64, I64]))
         job, helpers, spread = function.args
         build.store_atomic(index(1), _word(build, job, Job.COMING), "seq_cst", 8)
-        with build.if_then(build.icmp_signed("!=", spread, index(0))):
-            self._spread(build, job, helpers)
         post = self._from_job(build, job, Job.POST, ir.FunctionType(I32, [I64, I64, I64]))
+        here = build.alloca(I64)  # which of the cores this thread is on; negative: nobody is sent to another one
+        build.store(index(-1), here)
+        with build.if_then(build.icmp_signed("!=", spread, index(0))):
+            build.store(self._place(build, job), here)
+        place = build.load(here)
+        spreads = build.icmp_signed(">=", place, index(0))
         with loop(build, index(0), helpers, index(1), "helper") as at:
             line = self._helper(build, job, at)
             slept = build.atomic_rmw("xchg", _word(build, line, Helper.SLEEPS), index(0), "seq_cst")
-            with build.if_then(build.icmp_signed("!=", slept, index(0))):
+            with build.if_then(build.icmp_signed("!=", slept, index(0))):  # it is asleep until it is posted
+                with build.if_then(spreads):
+                    self._send(build, job, line, at, place)
                 build.call(post, [build.load(_word(build, line, Helper.SEMAPHORE)), index(1), index(0)])
         build.ret_void()
 
-    def _spread(self, build: ir.IRBuilder, job: ir.Value, helpers: ir.Value) -> None:
-        """Send each helper to a core of its own, as far as there are enough, and not to this one."""
+    def _place(self, build: ir.IRBuilder, job: ir.Value) -> ir.Value:
+        """The number of the core that this thread is on, negative if it is unknown."""
         core = build.sext(build.call(self._from_job(build, job, Job.HERE, ir.FunctionType(I32, [])), []), I64)
-        cores, alone, every = (build.load(_word(build, job, word)) for word in (Job.CORES, Job.ALONE, Job.EVERY))
         places = build.inttoptr(build.load(_word(build, job, Job.PLACES)), I64.as_pointer())
         bytes_of_set = build.load(_word(build, job, Job.ROAM_BYTES))
         is_known = build.icmp_unsigned("<", core, build.mul(bytes_of_set, index(8)))  # not -1 either
         place = build.load(build.gep(places, [build.select(is_known, core, index(0))]))
-        with build.if_then(build.and_(is_known, build.icmp_signed(">=", place, index(0)))):
-            roam, others = self._from_job(build, job, Job.ROAM, ROAM), build.sub(cores, index(1))
-            with loop(build, index(0), helpers, index(1), "spread") as at:
-                line, further = self._helper(build, job, at), build.add(build.urem(at, others), index(1))
-                target = build.urem(build.add(place, further), cores)
-                thread = build.trunc(build.load(_word(build, line, Helper.THREAD)), I32)
-                build.call(roam, [thread, bytes_of_set, build.add(alone, build.mul(target, bytes_of_set))])
-                build.store_atomic(every, _word(build, line, Helper.ROAMS), "seq_cst", 8)
+        return build.select(is_known, place, index(-1))
+
+    def _send(self, build: ir.IRBuilder, job: ir.Value, line: ir.Value, helper: ir.Value, place: ir.Value) -> None:
+        """Send a helper that is asleep to a core of its own, as far as there are enough, and not to this one."""
+        cores, alone, every = (build.load(_word(build, job, word)) for word in (Job.CORES, Job.ALONE, Job.EVERY))
+        bytes_of_set = build.load(_word(build, job, Job.ROAM_BYTES))
+        further = build.add(build.urem(helper, build.sub(cores, index(1))), index(1))
+        target = build.urem(build.add(place, further), cores)
+        thread = build.trunc(build.load(_word(build, line, Helper.THREAD)), I32)
+        roam = self._from_job(build, job, Job.ROAM, ROAM)
+        build.call(roam, [thread, bytes_of_set, build.add(alone, build.mul(target, bytes_of_set))])
+        build.store_atomic(every, _word(build, line, Helper.ROAMS), "seq_cst", 8)
 
     def _attend(self) -> None:
         function, build = self._function("attend", ir.FunctionType(VOID, [I64.as_pointer(), I64]))
@@ -319,7 +328,7 @@ class _Runner:
         build.position_at_end(sleep)
         build.store_atomic(index(1), sleeps, "seq_cst", 8)
         build.store(index(0), mine)
-        with build.if_then(is_wanted()):  # it may have come just before: then nobody posts, or somebody does
+        with build.if_then(is_wanted()):  # it may have been set just before: then no thread posts, or one does
             build.store(build.atomic_rmw("xchg", sleeps, index(0), "seq_cst"), mine)
         with build.if_then(build.icmp_signed("==", build.load(mine), index(0))):
             wait = self._from_job(build, job, Job.WAIT, ir.FunctionType(I32, [I64, I64]))
@@ -416,7 +425,7 @@ class _Runner:
 
     @contextmanager
     def _waiting(self, build: ir.IRBuilder, job: ir.Value) -> Iterator[Callable[..., None]]:
-        """A loop until `leave` is told a true value; between two looks the thread waits."""
+        """A loop until `leave` gets a true value; between two looks the thread waits."""
         function = build.function
         before = build.block
         look, leave_block = (function.append_basic_block(name) for name in ("look", "leave"))

@@ -92,7 +92,9 @@ class _Planner:
         self, steps: Sequence[Step], types: Mapping[int, TensorType], needed: frozenset[int], threads: int
     ) -> None:
         self.steps, self.types, self.needed, self.threads = steps, types, needed, threads
-        self.last = {value: place for place, step in enumerate(steps) for value in step.reads}  # who reads a value last
+        self.last = {
+            value: place for place, step in enumerate(steps) for value in step.reads
+        }  # the step that reads a value last
 
     def regions(self) -> Iterator[Region]:
         first = 0

@@ -66,10 +66,10 @@ class Program:
 
 
 class Threads:
-    """A pool of `count` threads, of which the caller of `run` is one.  Who calls `run` has `turn`.
+    """A pool of `count` threads, of which the caller of `run` is one.  The caller of `run` has `turn`.
 
-    Who is about to call it says so by `announce`: the others wake, and wait for the program in a loop, while the caller
-    gives it its tensors.  In a process made by fork() the caller is the only one.
+    A caller that is about to call it first calls `announce`: the others wake, and wait for the program in a loop, while
+    the caller gives it its tensors.  In a process made by fork() the caller is the only one.
 
     `with_clock` gives the runner for `timed`.
     """
@@ -140,7 +140,7 @@ class Threads:
         self.runner.wake(self._address, helpers, self._spread and now_s - self._ended_s > IDLE_S)
 
     def dismiss(self) -> None:
-        """Let those sleep again who wait for a run that did not come."""
+        """Let the threads sleep again that wait for a run that did not follow."""
         self._job[Job.COMING] = 0
 
     def timed(self, program: Program, stop: Stop) -> tuple[bool, NDArray[np.float64]]:

@@ -1,4 +1,4 @@
-"""Weights: the tensors that an engine was told to keep, and their packed forms, which products read faster.
+"""Weights: the tensors that an engine has to keep, and their packed forms, which products read faster.
 
 A product reads its right operand in panels (`products.py`), and packs them in each run unless they are there.  A tensor
 that was loaded does not change, so its panels are made once: in the second run that reads them, since many a tensor is
@@ -7,8 +7,8 @@ share them, they go with it, and no run can meet those of another tensor.  What 
 session, has none.
 
 Panels take as much memory as the matrix, and there is always another way.  So they are made only where `has_room` says
-that nothing else needs the memory, and `free` gives it back at any time.  The tensor itself stays: it is mapped from
-a file as a rule, which costs no memory that the system could not take back, and who spills or replaces it needs it.
+that nothing else needs the memory, and `free` gives it back at any time.  The tensor itself stays: it is mapped from a
+file as a rule, which costs no memory that the system could not take back, and code that spills or replaces it needs it.
 """
 
 from __future__ import annotations
@@ -55,10 +55,11 @@ class _Weight:
 
 
 class Weights:
-    """The loaded tensors of an engine, by the identity of their arrays.  Who calls `packed` has the threads' turn."""
+    """The loaded tensors of an engine, by the identity of their arrays.  The caller of `packed` has the threads'
+    turn."""
 
     def __init__(self, library: Library, run: Callable[[Program], object], bytes_max: int) -> None:
-        """`run` runs a program on the threads.  Panels take up to `bytes_max` unless somebody else says whether there
+        """`run` runs a program on the threads.  Panels take up to `bytes_max` unless the caller says whether there
         is room."""
         self.has_room: Callable[[int], bool] = lambda size_bytes: self.packed_bytes + size_bytes <= bytes_max
         self.packed_bytes = 0

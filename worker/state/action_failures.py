@@ -1,4 +1,4 @@
-"""Action failures: the event that tells the machine that an action could not be performed.  Pure.
+"""Action failures: the event by which the machine learns that an action could not be performed.  Pure.
 
 An action that is answered by an event has a row here, so that nothing waits for an answer that will not come.
 """

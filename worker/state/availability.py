@@ -1,6 +1,6 @@
 """Availability: whether a worker takes work, and who may change that.  Pure.
 
-It takes none while it leaves, while somebody has paused it, and while its machine is about to sleep.  The person at
+It takes none while it leaves, while it is paused, and while its machine is about to sleep.  The person at
 the machine comes first: a pause that was asked for there can only be ended there, and a pause by the coordinator can be
 ended by both.
 """

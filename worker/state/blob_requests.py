@@ -30,8 +30,8 @@ class _Request:
 class BlobRequests:
     """The fetches of a worker.  At most `in_flight_max` run at once; the others wait in order."""
 
-    def __init__(self, own: str, in_flight_max: int) -> None:
-        self._own = own
+    def __init__(self, node_id: str, in_flight_max: int) -> None:
+        self._node_id = node_id
         self._in_flight_max = in_flight_max
         self._requests: dict[bytes, _Request] = {}
         self._attempts: dict[int, bytes] = {}
@@ -45,7 +45,7 @@ class BlobRequests:
         plan may have been made because that holder died.
         """
         request = self._requests.get(spec.blob)
-        holders = deque([self._own, *(holder for holder in spec.holders if holder != self._own)])
+        holders = deque([self._node_id, *(holder for holder in spec.holders if holder != self._node_id)])
         if request is None:
             self._requests[spec.blob] = _Request(spec, holders, {plan}, peers)
             self._queue.append(spec.blob)
@@ -81,7 +81,7 @@ class BlobRequests:
         if blob is None:
             return frozenset(), error, []
         request = self._requests[blob]
-        if request.holder != self._own:
+        if request.holder != self._node_id:
             request.errors.append(error)
         self._end_attempt(request)
         if request.holders:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from wire.bounds import EARLY_COUNT, EARLY_OF_ONE, EARLY_TENSORS, FETCHES, GRAPHS
 from wire.timeouts import DEFAULT_TIMEOUTS
 
-BEGAN_S = 0.005  # far below any time after which somebody counts as silent or stuck
+BEGAN_S = 0.005  # far below any time after which a worker counts as silent or stuck
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ A value is promised before it is made, so that a host can be given the next step
 runs what it is given in order, so if the first of the two fails, the second fails too, for want of its input.
 
 A step that ends early breaks the chain: no step follows it in this plan.  If the host or the plan goes, the values go
-with it.  Who else has them is known to the coordinator (`coordinator/sessions/state.py`).
+with it.  Only the coordinator knows which other workers have them (`coordinator/sessions/state.py`).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class CarriedState:
         return was_promised
 
     def promise(self, step: int, output: Output, device: int, number: int) -> DeviceTensor | None:
-        """Promise a carried output that a device was told to make under `number`.  Its dtype and shape are those of an
+        """Promise a carried output that a device has to make under `number`.  Its dtype and shape are those of an
         earlier step; None if there was no earlier step."""
         for values in (*self._values.values(), *self._promised.values()):
             if output in values:

@@ -98,7 +98,7 @@ class Deployments:
         return actions
 
     def link_failed(self, event: ev.LinkFailed, now: float) -> list[ev.Action]:
-        """Go on without a link: tensors for that node go through the coordinator, who knows whether it is there."""
+        """Go on without a link: tensors for that node go through the coordinator, which knows whether it is there."""
         self._log.add(now, f"no link to {event.node[:16]}, so through the coordinator: {event.error}")
         for plan in self._plans.values():
             plan.unreached |= {event.node} & plan.waiting_links
@@ -207,7 +207,8 @@ class Deployments:
         return [*actions, ev.Reply(event.request, Done())]
 
     def drop(self, plan: Plan, error: MeshError, free: bool = False) -> list[ev.Action]:
-        """Forget a plan, and with `free` its weights too.  Those who wait for its deploy or its steps get `error`."""
+        """Forget a plan, and with `free` its weights too.  Requests that wait for its deploy or its steps get
+        `error`."""
         actions = [action for number in list(plan.steps) for action in self._steps.close(plan, number, error)]
         del self._plans[plan.key]
         actions += self._steps.early.release_all(lambda key: key == plan.key)
@@ -269,7 +270,7 @@ def _refusal_of_gang(part: PartSpec, deploy: Deploy, node: str) -> MeshError | N
         return InputError(f"part {part.part} is of a gang, and its plan is not ordered")
     unlisted = sorted(gang_peers(part, node) - deploy.peers.keys())
     if unlisted:
-        return InputError(f"the gang of part {part.part} is with {unlisted[0][:16]}, who is not listed")
+        return InputError(f"the gang of part {part.part} is with {unlisted[0][:16]}, which is not listed")
     return None
 
 

@@ -55,7 +55,9 @@ class DeviceQueue:
     @property
     def next(self) -> Entry | None:
         """The part that may run next: the first ready one that no earlier part of its order holds back."""
-        later = set(itertools.islice(self.ordered, 1, None)) if self.ready else ()
+        if not (self.ready and self.ordered):
+            return self.ready[0] if self.ready else None
+        later = set(itertools.islice(self.ordered, 1, None))
         return next((entry for entry in self.ready if entry not in later), None)
 
     def take(self) -> Entry | None:

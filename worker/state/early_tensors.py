@@ -1,8 +1,8 @@
 """Early tensors: tensors that other workers sent before the Run of their step came.  Bounded and pure.
 
-Every sender has a budget, and all have one together.  Where that is full, who has the most gives way: the tensors of
-its latest step go, and that step is refused.  So no sender can take the room of others.  What a sender left here goes
-with its link.
+Every sender has a budget, and all have one together.  Where that is full, the sender with the most gives way: the
+tensors of its latest step go, and that step is refused.  So no sender can take the room of others.  What a sender left
+here goes with its link.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class EarlyTensors:
         return actions
 
     def refusal(self, plan: PlanKey, step: int) -> MeshError | None:
-        """Why a step cannot run: there was no room for a tensor that came for it, or who had sent one went."""
+        """Why a step cannot run: there was no room for a tensor that came for it, or the sender of one is gone."""
         refused = self._refused.get(plan)
         if refused is None:
             return None

@@ -9,27 +9,28 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass, field
 
 from wire.bounds import WORKER_LOG
 from wire.errors import MeshError
 from wire.ir.dtypes import dtype_named
+from wire.plain_data import PlainData, text_without
 from wire.protocol.messages import Began, Deploy, Explain, Explained, Gang, Message, PartRun, PlanKey
 
 # -- tensors: where bytes are -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Inline:
+class Inline(PlainData, frozen=True):
     """Small enough to travel inside messages."""
 
     dtype: str
     shape: tuple[int, ...]
-    data: bytes = field(repr=False)
+    data: bytes
+
+    def __repr__(self) -> str:
+        return text_without(self, "data")
 
 
-@dataclass(frozen=True, slots=True)
-class SharedFile:
+class SharedFile(PlainData, frozen=True):
     """A file in a shared-memory directory; it is ours until it is taken, sent or released."""
 
     dtype: str
@@ -38,8 +39,7 @@ class SharedFile:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceTensor:
+class DeviceTensor(PlainData, frozen=True):
     """A tensor that the engine host of `device` holds under the number `tensor`."""
 
     dtype: str
@@ -53,17 +53,18 @@ Tensor = Inline | SharedFile | DeviceTensor
 
 def size_bytes_of(tensor: Tensor) -> int:
     """How many bytes the tensor's elements take; DTypeError for an unknown dtype."""
+    if isinstance(tensor, Inline):
+        return len(tensor.data)
     return math.prod(tensor.shape) * dtype_named(tensor.dtype).itemsize
 
 
 # -- events -----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class JoinRequested:
-    """`blobs` is what the store holds, most recent first.  A coordinator that had this worker before goes on with some
-    plans: `kept` of this epoch, by generation, and `earlier` of those before it was started anew.  `epochs` are those
-    that a coordinator with a standby goes on from, and its own."""
+class JoinRequested(PlainData, frozen=True):
+    """`blobs` is what the store holds, most recent first.  A coordinator that had this worker before continues some
+    plans: `continued` of this epoch, by generation, and `earlier` of those before it was started again.  `epochs` are
+    those that a coordinator with a standby continues, and its own."""
 
     node: str
     request: int
@@ -72,31 +73,27 @@ class JoinRequested:
     beat_s: float
     silence_s: float
     blobs: tuple[bytes, ...] = ()
-    kept: tuple[int, ...] = ()
+    continued: tuple[int, ...] = ()
     earlier: tuple[PlanKey, ...] = ()
     epochs: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Heard:
+class Heard(PlainData, frozen=True):
     """Something came from `node`."""
 
     node: str
 
 
-@dataclass(frozen=True, slots=True)
-class SuspectedBy:
+class SuspectedBy(PlainData, frozen=True):
     node: str
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True)
-class NodeLinked:
+class NodeLinked(PlainData, frozen=True):
     node: str
 
 
-@dataclass(frozen=True, slots=True)
-class NodeUnlinked:
+class NodeUnlinked(PlainData, frozen=True):
     """Silent says that nothing came over it for too long, though both nodes may be well; `goodbye` that it was closed
     in good order."""
 
@@ -105,23 +102,20 @@ class NodeUnlinked:
     goodbye: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class LinkFailed:
+class LinkFailed(PlainData, frozen=True):
     """The link asked for by LinkTo could not be made."""
 
     node: str
     error: MeshError
 
 
-@dataclass(frozen=True, slots=True)
-class DeployRequested:
+class DeployRequested(PlainData, frozen=True):
     node: str
     request: int
     deploy: Deploy
 
 
-@dataclass(frozen=True, slots=True)
-class BlobFound:
+class BlobFound(PlainData, frozen=True):
     """`source` is "resident", "disk", "shared" or "socket", the last two perhaps `from_owner`, our coordinator."""
 
     attempt: int
@@ -129,28 +123,24 @@ class BlobFound:
     from_owner: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class BlobNotFound:
+class BlobNotFound(PlainData, frozen=True):
     attempt: int
     error: MeshError
 
 
-@dataclass(frozen=True, slots=True)
-class PartPrepared:
+class PartPrepared(PlainData, frozen=True):
     prepared: int
     compile_s: float
     from_cache: bool
     working_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class PrepareFailed:
+class PrepareFailed(PlainData, frozen=True):
     prepared: int
     error: MeshError
 
 
-@dataclass(frozen=True, slots=True)
-class RunRequested:
+class RunRequested(PlainData, frozen=True):
     """`feeds` are (part, slot, tensor); inputs that follow as streams are not among them.  So many steps of the plan
     are `committed`."""
 
@@ -162,8 +152,7 @@ class RunRequested:
     committed: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ExplainRequested:
+class ExplainRequested(PlainData, frozen=True):
     """The coordinator wants to know the kernels of a part, which is measured in place of a step of its plan."""
 
     node: str
@@ -171,14 +160,12 @@ class ExplainRequested:
     question: Explain
 
 
-@dataclass(frozen=True, slots=True)
-class PartExplained:
+class PartExplained(PlainData, frozen=True):
     run: int
     answer: Explained
 
 
-@dataclass(frozen=True, slots=True)
-class TensorArrived:
+class TensorArrived(PlainData, frozen=True):
     node: str
     plan: PlanKey
     step: int
@@ -187,17 +174,15 @@ class TensorArrived:
     tensor: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class TensorLost:
-    """A tensor of this step could not be taken; who sent it may count it as sent."""
+class TensorLost(PlainData, frozen=True):
+    """A tensor of this step could not be taken; its sender may count it as sent."""
 
     plan: PlanKey
     step: int
     error: MeshError
 
 
-@dataclass(frozen=True, slots=True)
-class PartOutput:
+class PartOutput(PlainData, frozen=True):
     """An output as its engine host left it: inline, or in a file per copy, and kept on its device if that was
     requested."""
 
@@ -206,8 +191,7 @@ class PartOutput:
     kept: DeviceTensor | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PartExecuted:
+class PartExecuted(PlainData, frozen=True):
     run: int
     outputs: tuple[PartOutput, ...]
     compute_s: float
@@ -219,40 +203,34 @@ class PartExecuted:
     readback_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ExecuteFailed:
+class ExecuteFailed(PlainData, frozen=True):
     run: int
     error: MeshError
 
 
-@dataclass(frozen=True, slots=True)
-class PushSent:
+class PushSent(PlainData, frozen=True):
     push: int
 
 
-@dataclass(frozen=True, slots=True)
-class PushFailed:
+class PushFailed(PlainData, frozen=True):
     push: int
     error: MeshError
 
 
-@dataclass(frozen=True, slots=True)
-class CancelRequested:
+class CancelRequested(PlainData, frozen=True):
     node: str
     plan: PlanKey
     step: int
 
 
-@dataclass(frozen=True, slots=True)
-class DropRequested:
+class DropRequested(PlainData, frozen=True):
     node: str
     request: int
     plan: PlanKey
     free: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotRequested:
+class SnapshotRequested(PlainData, frozen=True):
     """The coordinator wants what `step` carried among our blobs."""
 
     node: str
@@ -261,71 +239,61 @@ class SnapshotRequested:
     step: int
 
 
-@dataclass(frozen=True, slots=True)
-class BlobMade:
+class BlobMade(PlainData, frozen=True):
     number: int
     blob: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class BlobNotMade:
+class BlobNotMade(PlainData, frozen=True):
     number: int
     error: MeshError
 
 
-@dataclass(frozen=True, slots=True)
-class RequestGone:
+class RequestGone(PlainData, frozen=True):
     """Nobody waits for the answer of a request any more."""
 
     request: int
 
 
-@dataclass(frozen=True, slots=True)
-class ServedKept:
+class ServedKept(PlainData, frozen=True):
     """The disk has the epoch of the coordinator that this worker serves."""
 
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class ServedNotKept:
+class ServedNotKept(PlainData, frozen=True):
     """The disk refused the epoch of the coordinator that this worker serves; NotDurable says why."""
 
     epoch: int
     error: MeshError
 
 
-@dataclass(frozen=True, slots=True)
-class HostLost:
+class HostLost(PlainData, frozen=True):
     """An engine host died or hung, or could not be started again; DeviceLost or OutOfMemory says why."""
 
     device: int
     error: MeshError
 
 
-@dataclass(frozen=True, slots=True)
-class HostReady:
+class HostReady(PlainData, frozen=True):
     """An engine host that was started again has its device, and nothing else."""
 
     device: int
 
 
-@dataclass(frozen=True, slots=True)
-class DrainRequested:
+class DrainRequested(PlainData, frozen=True):
     """Hand everything back and go."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class PauseFileChanged:
+class PauseFileChanged(PlainData, frozen=True):
     """The state folder says that this worker be paused, by whom, or "" that it be not."""
 
     by: str
 
 
-@dataclass(frozen=True, slots=True)
-class PauseRequested:
+class PauseRequested(PlainData, frozen=True):
     """The coordinator wants this worker paused, or (`on` false) not any more."""
 
     node: str
@@ -333,28 +301,24 @@ class PauseRequested:
     on: bool
 
 
-@dataclass(frozen=True, slots=True)
-class SleepRequested:
+class SleepRequested(PlainData, frozen=True):
     """The machine is about to sleep."""
 
 
-@dataclass(frozen=True, slots=True)
-class Woke:
+class Woke(PlainData, frozen=True):
     """The machine is awake again, or this process goes on after it stood still, or the machine moved.  `announced`: the
     system said so; else it is a guess, and what happens to the network before a sleep looks the same."""
 
     announced: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(PlainData, frozen=True):
     """Time passed.  `late_s` is how much later than asked the shell woke up."""
 
     late_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryLeft:
+class MemoryLeft(PlainData, frozen=True):
     """The machine's free memory, as the system estimates it, and its total memory."""
 
     free_bytes: int
@@ -405,20 +369,17 @@ Event = (
 # -- actions ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(PlainData, frozen=True):
     request: int
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
-class Refuse:
+class Refuse(PlainData, frozen=True):
     request: int
     error: MeshError
 
 
-@dataclass(frozen=True, slots=True)
-class ReplyRan:
+class ReplyRan(PlainData, frozen=True):
     """Answer a Run; `outputs` are (position among the graph's outputs, tensor)."""
 
     request: int
@@ -431,57 +392,49 @@ class ReplyRan:
     bytes_out: int
 
 
-@dataclass(frozen=True, slots=True)
-class ReplyJoined:
-    """Answer a Join with the devices (the shell has the reports); `kept` are the plans of before that are here, and
-    `made` is how many steps of each were done."""
+class ReplyJoined(PlainData, frozen=True):
+    """Answer a Join with the devices (the shell has the reports); `deployed` are the plans of before that are here,
+    and `steps_done` is how many steps of each were done."""
 
     request: int
     blobs: tuple[bytes, ...]
     paused: str = ""
-    kept: tuple[int, ...] = ()
-    made: tuple[int, ...] = ()
+    deployed: tuple[int, ...] = ()
+    steps_done: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class StartBeats:
+class StartBeats(PlainData, frozen=True):
     node: str
     beat_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class StopBeats:
+class StopBeats(PlainData, frozen=True):
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class SendBeat:
+class SendBeat(PlainData, frozen=True):
     """Beat now, out of turn: the incarnation changed."""
 
 
-@dataclass(frozen=True, slots=True)
-class AskOwner:
+class AskOwner(PlainData, frozen=True):
     """The coordinator has been quiet: ask it something, so that its answer shows it lives."""
 
     node: str
 
 
-@dataclass(frozen=True, slots=True)
-class CloseLink:
+class CloseLink(PlainData, frozen=True):
     node: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class LinkTo:
+class LinkTo(PlainData, frozen=True):
     """See that there is a link to `node`; answered by NodeLinked or LinkFailed."""
 
     node: str
     addresses: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Fetch:
+class Fetch(PlainData, frozen=True):
     """Get content from `holder`, or from our own store where `holder` is this node; answered by BlobFound or
     BlobNotFound."""
 
@@ -493,39 +446,34 @@ class Fetch:
     addresses: tuple[str, ...] = ()  # where the holder may be dialled, if there is no link to it
 
 
-@dataclass(frozen=True, slots=True)
-class AbandonFetch:
+class AbandonFetch(PlainData, frozen=True):
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
-class PinBlobs:
+class PinBlobs(PlainData, frozen=True):
     """These must stay in the store until unpinned."""
 
     blobs: frozenset[bytes]
 
 
-@dataclass(frozen=True, slots=True)
-class UnpinBlobs:
+class UnpinBlobs(PlainData, frozen=True):
     blobs: frozenset[bytes]
 
 
-@dataclass(frozen=True, slots=True)
-class DiscardBlobs:
+class DiscardBlobs(PlainData, frozen=True):
     """These blobs were put into the store, and may go if nobody has pinned them and nothing says that they be kept."""
 
     blobs: frozenset[bytes]
 
 
-@dataclass(frozen=True, slots=True)
-class Prepare:
+class Prepare(PlainData, frozen=True):
     """Compile a part and bind its params, (input position, blob) each.  Any of `blobs` may be a constant of it.  With a
     gang, it is a rank of that."""
 
     device: int
     prepared: int
     graph: bytes
-    encoded: bytes = field(repr=False)
+    encoded: bytes
     inputs: int  # how many the graph must have, params included
     outputs: int
     params: tuple[tuple[int, bytes], ...]
@@ -534,15 +482,16 @@ class Prepare:
     gang: tuple[PlanKey, Gang] | None = None
     kept_bytes: int = 0  # that this worker keeps for others
 
+    def __repr__(self) -> str:
+        return text_without(self, "encoded")
 
-@dataclass(frozen=True, slots=True)
-class Unprepare:
+
+class Unprepare(PlainData, frozen=True):
     device: int
     prepared: int
 
 
-@dataclass(frozen=True, slots=True)
-class Unbind:
+class Unbind(PlainData, frozen=True):
     """These inputs of a part, bound to params before, are given with every run from now on."""
 
     device: int
@@ -550,16 +499,14 @@ class Unbind:
     positions: frozenset[int]
 
 
-@dataclass(frozen=True, slots=True)
-class MakeBlob:
+class MakeBlob(PlainData, frozen=True):
     """Put a kept tensor among our blobs too; answered by BlobMade or BlobNotMade."""
 
     number: int
     tensor: DeviceTensor
 
 
-@dataclass(frozen=True, slots=True)
-class RunInput:
+class RunInput(PlainData, frozen=True):
     """An input of an execution; `last` means that nobody else will read this tensor."""
 
     position: int
@@ -567,8 +514,7 @@ class RunInput:
     last: bool
 
 
-@dataclass(frozen=True, slots=True)
-class OutputRequest:
+class OutputRequest(PlainData, frozen=True):
     """What to do with an output: keep it on the device under the number `keep` (0: do not), and hand out so many
     copies."""
 
@@ -576,8 +522,7 @@ class OutputRequest:
     copies: int
 
 
-@dataclass(frozen=True, slots=True)
-class Execute:
+class Execute(PlainData, frozen=True):
     device: int
     run: int
     prepared: int
@@ -586,8 +531,7 @@ class Execute:
     step: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ExplainPart:
+class ExplainPart(PlainData, frozen=True):
     """Have a part's kernels described and measured, as run `run`; answered by PartExplained or ExecuteFailed."""
 
     device: int
@@ -597,31 +541,27 @@ class ExplainPart:
     kernel: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class StopRun:
+class StopRun(PlainData, frozen=True):
     """Nobody waits for this run any more: the device should be free soon.  It is answered all the same."""
 
     device: int
     run: int
 
 
-@dataclass(frozen=True, slots=True)
-class Blame:
+class Blame(PlainData, frozen=True):
     """A node sent what it may not: count it against that."""
 
     node: str
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(PlainData, frozen=True):
     """Free what the tensor occupies."""
 
     tensor: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class SendPush:
+class SendPush(PlainData, frozen=True):
     """Send a tensor to another worker; answered by PushSent or PushFailed."""
 
     push: int
@@ -633,26 +573,22 @@ class SendPush:
     tensor: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class StopPush:
+class StopPush(PlainData, frozen=True):
     push: int
 
 
-@dataclass(frozen=True, slots=True)
-class SendBegan:
+class SendBegan(PlainData, frozen=True):
     node: str
     began: Began
 
 
-@dataclass(frozen=True, slots=True)
-class StartHost:
+class StartHost(PlainData, frozen=True):
     """Start the engine host of a device again; answered by HostReady or HostLost."""
 
     device: int
 
 
-@dataclass(frozen=True, slots=True)
-class GiveUpDevice:
+class GiveUpDevice(PlainData, frozen=True):
     """The device is out of use until this worker starts anew; `node` is the owner, which gets a message, "" if there is
     none."""
 
@@ -661,8 +597,7 @@ class GiveUpDevice:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class SendLeaving:
+class SendLeaving(PlainData, frozen=True):
     """`failed`: not because it was asked to, so that the last lines of its log say more."""
 
     node: str
@@ -670,41 +605,35 @@ class SendLeaving:
     failed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SendPaused:
+class SendPaused(PlainData, frozen=True):
     node: str
     by: str
 
 
-@dataclass(frozen=True, slots=True)
-class KeepPause:
+class KeepPause(PlainData, frozen=True):
     """Remember who paused this worker, for its next start."""
 
     by: str
 
 
-@dataclass(frozen=True, slots=True)
-class KeepServed:
+class KeepServed(PlainData, frozen=True):
     """Remember which coordinator this worker serves, so that one that was replaced by it is refused; `ServedKept` once
     that is on the disk."""
 
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class FreeCache:
+class FreeCache(PlainData, frozen=True):
     """What is in memory and nobody uses goes, though it might be asked for again; `why` is for people."""
 
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class LookForOwner:
+class LookForOwner(PlainData, frozen=True):
     """Dial the coordinator of before now, however often that failed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(PlainData, frozen=True):
     """End the process with this exit code."""
 
     code: int
@@ -756,8 +685,7 @@ Action = (
 LOG_ENTRIES_MAX = WORKER_LOG.most
 
 
-@dataclass(frozen=True, slots=True)
-class LogEntry:
+class LogEntry(PlainData, frozen=True):
     """What happened to the worker, for people and for tests.  `routine` entries come with every step."""
 
     at_s: float

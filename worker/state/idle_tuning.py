@@ -45,7 +45,7 @@ class IdleTuning:
                 self.waiting.setdefault(selection, []).append(shape_class)
 
     def look(self, busy: bool, now: float) -> Measure | Look:
-        """What to do now; `busy` says whether there is work, or somebody paused the worker."""
+        """What to do now; `busy` says whether there is work, or the worker is paused."""
         if busy:
             self.idle_since_s = None
             return Look.STOP if self.measuring else Look.GO_ON

@@ -68,6 +68,8 @@ class LostLinks:
 
         The other end may not have noticed: it counts a tensor as sent that is lost.
         """
+        if not self._unreported:
+            return None
         unreported = sorted(self._unreported.intersection(nodes))
         lost = next((node for node in unreported if now - self._ended_s[node] >= self.grace_s), None)
         if lost is None:

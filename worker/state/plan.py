@@ -110,7 +110,7 @@ class Plan:
         if not self.deployed:
             return not_deployed(self.key)
         if step in self.steps or step in self.closed:
-            return StaleGeneration(f"step {step} of plan {label(self.key)} is over or under way")
+            return StaleGeneration(f"step {step} of plan {label(self.key)} is over or in flight")
         return self.carried.refusal(step)
 
     def waiting(self, step: int) -> dict[int, set[int]]:
@@ -119,7 +119,8 @@ class Plan:
 
     def inputs_at(self, part: int, step: int) -> frozenset[int]:
         """The input positions that a part is given at this step; the others are bound to params."""
-        return self.step_inputs[part] | self.carried.filled(part, step)
+        given = self.step_inputs[part]
+        return given | self.carried.filled(part, step) if self.carried else given
 
     def commit(self, steps: int) -> tuple[list[Action], frozenset[bytes]]:
         """Commit the first `steps` steps.  Returns what frees their values, and the blobs that this plan is done

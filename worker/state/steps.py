@@ -45,7 +45,7 @@ class Arriving:
 
 @dataclass(frozen=True, slots=True)
 class Unwanted:
-    """Why a tensor is not taken, and whether to blame who sent it: what is stale may come from anybody."""
+    """Why a tensor is not taken, and whether to blame its sender: a stale one may come from any node."""
 
     why: str
     blame: bool = False
@@ -97,10 +97,16 @@ class Steps:
         early = [(part, slot, tensor) for (part, slot), tensor in self.early.take(event.plan, event.step)]
         for part, slot, tensor in (*event.feeds, *early):
             actions += self._arrive(plan, event.step, part, slot, tensor, now)
-        for output, kept in plan.carried.inputs_of(event.step):
-            self._lend(plan, event.step, plan.carried.targets[output], kept, now)
-        committed, outgrown = plan.commit(event.committed)
-        return [*actions, *committed, *self._plans.unpin(outgrown, plan), *self._finish(plan, event.step, now)]
+        if plan.carried:
+            actions += self._carry_on(plan, event.step, event.committed, now)
+        return [*actions, *self._finish(plan, event.step, now)]
+
+    def _carry_on(self, plan: Plan, number: int, committed: int, now: float) -> list[ev.Action]:
+        """Fill the carried inputs of a step that begins, as far as they are there, and free what is outgrown."""
+        for output, kept in plan.carried.inputs_of(number):
+            self._lend(plan, number, plan.carried.targets[output], kept, now)
+        actions, outgrown = plan.commit(committed)
+        return [*actions, *self._plans.unpin(outgrown, plan)]
 
     def explain(self, event: ev.ExplainRequested, refusal: MeshError | None, now: float) -> list[ev.Action]:
         """Have a part explained in place of a step, or refuse it: with `refusal`, or for a reason of its own."""
@@ -186,7 +192,7 @@ class Steps:
         """Give every idle device its next part.  The host of a session's step gets the part that follows as well."""
         actions: list[ev.Action] = []
         for index, device in enumerate(self._devices):
-            while (entry := device.take() or self._following(device)) is not None:
+            while device.ready and (entry := device.take() or self._following(device)) is not None:
                 actions += self._start(index, device, entry, now)
             if device.running is not None and device.just_begun():
                 actions += self._begun(index, device.running, now)
@@ -242,10 +248,11 @@ class Steps:
         wishes = tuple(
             ev.OutputRequest(self._next_number() if route.kept else 0, route.copies) for route in plan.routes[part]
         )
-        if plan.carried.any_promised(number, (use.tensor for use in inputs)):  # it still waits for what runs now
+        carries = bool(plan.carried)
+        if carries and plan.carried.any_promised(number, (use.tensor for use in inputs)):  # it waits for what runs now
             del step.wait_s[part]
         device.start(run, inputs, now)
-        for output, (route, wish) in enumerate(zip(plan.routes[part], wishes, strict=True)):
+        for output, (route, wish) in enumerate(zip(plan.routes[part], wishes, strict=True)) if carries else ():
             if route.next and (kept := plan.carried.promise(number, (part, output), index, wish.keep)) is not None:
                 self._lend(plan, number + 1, route.next, kept, now)
         return [ev.Execute(index, run, plan.prepared[part], inputs, wishes, number)]

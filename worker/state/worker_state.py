@@ -149,7 +149,7 @@ class WorkerState:
 
     def may_send(self, node: str, key: PlanKey, part: int, slot: int) -> bool:
         """Whether a node is the one that the plan has send input `slot` of a part.  What is of no plan here is stale,
-        and may come from anybody who may send tensors at all."""
+        and may come from every node that may send tensors at all."""
         plan = self._plans.get(key)
         return plan is None or plan.sender_of(part, slot, self.owner.node if self.owner else "") == node
 
@@ -187,7 +187,7 @@ class WorkerState:
         mine, before = self._lease.is_held_by(event.node), self.owner
         if self._lease.is_back(event) or self._lease.continues(event):
             self._earlier = frozenset(event.earlier)
-            kept = {PlanKey(event.epoch, generation) for generation in event.kept} | self._earlier
+            kept = {PlanKey(event.epoch, generation) for generation in event.continued} | self._earlier
             actions = self._drop_plans("the coordinator joined anew", kept)
             actions += self._end_steps_of_earlier_plans(now)
             if before is not None and not mine:
@@ -315,12 +315,12 @@ class WorkerState:
         return actions
 
     def _end_steps_of_earlier_plans(self, now: float) -> list[ev.Action]:
-        """End what is under way for a process that is gone; what its steps before that left stays."""
+        """End what is in flight for a process that is gone; what its steps before that left stays."""
         error = StaleGeneration("the coordinator was started anew")
-        under_way = [
+        in_flight = [
             (key, step) for key in self._earlier if key in self._plans for step in list(self._plans[key].steps)
         ]
-        return [action for key, step in under_way for action in self._steps.give_up(key, step, error, now)]
+        return [action for key, step in in_flight for action in self._steps.give_up(key, step, error, now)]
 
     def _refusal(self, node: str, plan: PlanKey) -> MeshError | None:
         """Why a Deploy or a Run of this plan by `node` is refused."""

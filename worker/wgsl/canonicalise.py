@@ -95,7 +95,7 @@ class Rewriter:
             return self.builder.const(np.zeros(type_.shape, type_.dtype.numpy))
         rule = RULES.get(node.op)
         replacement = rule(self, node, list(inputs), type_) if rule else None
-        return self.builder.add(node.op, *inputs, **node.attrs) if replacement is None else replacement
+        return self.builder.copy(node, inputs) if replacement is None else replacement
 
     def add(self, op: str, *inputs: int, **attrs: Any) -> int:
         """A new node, itself subject to the rules."""

@@ -40,7 +40,7 @@ _COMMANDS_MAX = 16_384  # likewise
 
 
 class Pace:
-    """How many turns are submitted at once, whether somebody stopped the run, and how it reaches other ranks."""
+    """How many turns are submitted at once, whether the run was stopped, and how it reaches other ranks."""
 
     def __init__(self, device: Device, stopped: Stopped, collectives: Collectives | None = None) -> None:
         self.collectives = collectives
@@ -123,7 +123,7 @@ class ControlExecutable:
         for work in self.work:
             step = work.step
             if isinstance(step, Turn) and step.node.op in UPDATES:
-                inner = work.made["save"].memory_bytes  # and a copy of the tensor, where somebody has it as it was
+                inner = work.made["save"].memory_bytes  # and a copy of the tensor, where a holder needs it as it was
             else:
                 inner = max((made.memory_bytes for made in work.made.values()), default=0)
                 inner *= 2 if isinstance(step, Turn) else 1  # what a turn makes of the carry while that is still held
@@ -162,18 +162,18 @@ class ControlExecutable:
     def record(self, inputs: Sequence[Value | None], pace: Pace) -> Values:
         """Let a run follow what the device has recorded; some of it is run at once."""
         values: dict[int, Value | None] = {}
-        under_way: dict[int, Pending] = {}
+        in_flight: dict[int, Pending] = {}
         for place, value in zip(self._places, inputs, strict=True):
             if place is not None:
                 values[place] = value
         for at, work in enumerate(self.work):
             step = work.step
-            self._settle(step.inputs, under_way, values)
+            self._settle(step.inputs, in_flight, values)
             operands = [values[index] for index in step.inputs]
             if isinstance(step, Segment):
                 values.update(zip(step.outputs, _perform(work.made[""], operands, pace), strict=True))
             elif step.node.op in COLLECTIVES:
-                under_way[step.outputs[0][0]] = self._meet(step, operands, pace)
+                in_flight[step.outputs[0][0]] = self._meet(step, operands, pace)
             else:
                 results = _TURNS[step.node.op](self._device, work, operands, pace)
                 values.update({index: results[output] for index, output in step.outputs})
@@ -181,11 +181,11 @@ class ControlExecutable:
                 if self._schedule.last[index] == at:
                     values.pop(index, None)
             del operands
-        self._settle(self._schedule.graph.outputs, under_way, values)
+        self._settle(self._schedule.graph.outputs, in_flight, values)
         return [values[index] for index in self._schedule.graph.outputs]
 
     def _meet(self, step: Turn, operands: Values, pace: Pace) -> Pending:
-        """Start a collective; those of one level are all under way before the first of them is waited for."""
+        """Start a collective; those of one level are all in flight before the first of them is waited for."""
         if pace.collectives is None:
             raise ExecuteFailed("a collective outside of a gang", op=step.node.op)
         given = [self._read(index, value, pace) for index, value in zip(step.inputs, operands, strict=True)]
@@ -198,11 +198,11 @@ class ControlExecutable:
         (raw,) = self._device.run((), [(value.memory, stored_size(kind))], pace.stopped)
         return from_stored(raw, kind)
 
-    def _settle(self, needed: Sequence[int], under_way: dict[int, Pending], values: dict[int, Value | None]) -> None:
-        """Wait for those of the collectives under way that are needed."""
+    def _settle(self, needed: Sequence[int], in_flight: dict[int, Pending], values: dict[int, Value | None]) -> None:
+        """Wait for those of the collectives in flight that are needed."""
         for index in needed:
-            if index in under_way:
-                values[index] = self._given(np.ascontiguousarray(under_way.pop(index).result()))
+            if index in in_flight:
+                values[index] = self._given(np.ascontiguousarray(in_flight.pop(index).result()))
 
     def _given(self, value: Given) -> Value | None:
         if isinstance(value, np.ndarray):

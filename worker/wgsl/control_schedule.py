@@ -4,7 +4,7 @@
 
 A segment is all straight nodes of a stage (`wire/passes/collective_order.py`), which without collectives are those with
 as many turns before them; what later steps need of it are its outputs.  Pure: it knows neither kernels nor devices.
-Who runs the steps is `control_runtime.py`.
+`control_runtime.py` runs the steps.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A branch, a loop, a collective or an update in place; `outputs` are the values that somebody needs, with their
+    """A branch, a loop, a collective or an update in place; `outputs` are the values that are needed, with their
     places among its results."""
 
     node: Node
@@ -116,7 +116,7 @@ def _segment(
         if index not in placed:
             node = graph.nodes[index]
             if node.op in ANYWHERE:
-                placed[index] = builder.add(node.op, **node.attrs)
+                placed[index] = builder.copy(node, ())
             else:
                 placed[index] = builder.input(str(len(inputs)), *graph.types[index])
                 inputs.append(index)
@@ -124,7 +124,7 @@ def _segment(
 
     for index in straight:
         node = graph.nodes[index]
-        placed[index] = builder.add(node.op, *map(place, node.inputs), **node.attrs)
+        placed[index] = builder.copy(node, map(place, node.inputs))
     ends = [place(index) for index in outputs]
     number = {made: index for index, made in placed.items()}
     return Segment(builder.build(ends), tuple(inputs), outputs, tuple(number[made] for made in builder.order(ends)))
@@ -145,7 +145,7 @@ def _with_even_rows(graph: WireGraph, provenance: Provenance | None = None) -> W
         if node.op == "scan" and _is_odd(graph, node):
             placed.append(_evened(builder, node, operands, kind))
         else:
-            placed.append(builder.add(node.op, *operands, **node.attrs))
+            placed.append(builder.copy(node, operands))
         if provenance is not None:
             provenance.note(index, {placed[-1], *range(first, len(builder.nodes))})
     outputs = [placed[index] for index in graph.outputs]

@@ -50,6 +50,28 @@ _POOL_RUNS = 64  # runs, after which a pooled buffer that none of them used is f
 _PIECE_BYTES = 1 << 20  # of a tensor that leaves a device without room: staging for it may exceed the budget
 
 
+def _read_few_typedefs(parser: Any) -> None:
+    """cffi parses the 500 typedefs of wgpu's header again for each type that it is asked for by name, which took half
+    of the second in which a device opens.  Only those that its text names decide how it is read.  Another cffi, which
+    keeps them elsewhere, parses them all."""
+    if not (hasattr(parser, "_parse") and isinstance(getattr(parser, "_declarations", None), dict)):
+        return
+    whole = parser._parse
+
+    def parse(text: str) -> Any:
+        declared, words = parser._declarations, set(re.findall(r"\w+", text))
+        parser._declarations = {name: declared[name] for name in declared if name.removeprefix("typedef ") in words}
+        try:
+            return whole(text)
+        finally:
+            parser._declarations = declared
+
+    parser._parse = parse
+
+
+_read_few_typedefs(getattr(ffi, "_parser", None))
+
+
 @dataclass(frozen=True, slots=True)
 class AdapterInfo:
     """One adapter; `index` is its place in `list_adapters()`, `type` is Discrete-, Integrated-, VirtualGPU or CPU."""
@@ -150,7 +172,7 @@ class Device:
         self.allocated_bytes = 0
         self.readback_s = 0.0  # what `run` took to bring outputs to the host, once they were computed
         self.uploaded_bytes, self.readback_bytes = 0, 0  # between the host's memory and the device's, so far
-        self.make_room: Callable[[], bool] = lambda: False  # whether somebody gave back what could be spared
+        self.make_room: Callable[[], bool] = lambda: False  # whether an owner gave back what could be spared
         self._free: dict[tuple[int, int], dict[Memory, None]] = {}  # the longest unused first
         self._runs = 0
         self._pipelines: WeakValueDictionary[str, Any] = WeakValueDictionary()  # by text; executables hold them
@@ -334,7 +356,7 @@ class Device:
 
     @property
     def has_stamps(self) -> bool:
-        """Whether the device itself tells when a kernel ran."""
+        """Whether the device itself measures when a kernel ran."""
         return self._stamp_s > 0
 
     def flush(self) -> None:
@@ -468,7 +490,7 @@ class Device:
     # -- kernels that are watched
 
     def _perform_watched(self, slices: Iterable[Sequence[Piece | Copy | Mark]], spans: Spans, stopped: Stopped) -> None:
-        """Submit each slice, wait for it, and tell when each kernel ran."""
+        """Submit each slice, wait for it, and return when each kernel ran."""
         most = _WATCHED_MAX if self.has_stamps else 1
         for recorded in slices:
             each = [one for command in recorded for one in _one_by_one(command)]
@@ -634,7 +656,7 @@ def _one_by_one(command: Piece | Copy | Mark) -> Sequence[Step | Copy | Mark]:
 
 
 def _stamp_s(device: Any) -> float:
-    """The seconds of a unit of the device's readings; 0.0 where this version of wgpu does not tell it."""
+    """The seconds of a unit of the device's readings; 0.0 where this version of wgpu does not report it."""
     try:
         return float(lib.wgpuQueueGetTimestampPeriod(device.queue._internal)) * 1e-9
     except AttributeError:
@@ -695,7 +717,7 @@ def _leave_out_opengl() -> None:
 
 @cache
 def _take_all_of_the_vectors() -> None:
-    """Let Mesa compute with vectors of 512 bits where the processor has them, unless somebody has set their width: it
+    """Let Mesa compute with vectors of 512 bits where the processor has them, unless the user has set their width: it
     takes 256 everywhere.  The driver reads this when it is loaded."""
     try:
         features = Path("/proc/cpuinfo").read_text(errors="replace")

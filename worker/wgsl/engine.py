@@ -86,7 +86,9 @@ class WgslEngine:
         self._outputs_made = 0
         self._reading: list[Given] = []  # the inputs of the present run
         self._device.make_room = self._spare
-        self.spill: Callable[[], bool] = lambda: False  # whoever loads tensors may unload one (engine/protocol.py)
+        self.spill: Callable[[], bool] = lambda: (
+            False
+        )  # the owner of loaded tensors may unload one (engine/protocol.py)
         self.info = EngineInfo(
             engine="wgsl",
             adapter=adapter.name,
@@ -150,7 +152,7 @@ class WgslEngine:
             if program is not None:
                 return self._checked(source, graph, program, True)
         with self._cache.turn(key):
-            program = None if force else self._cache.read(key)  # by whoever had the turn before
+            program = None if force else self._cache.read(key)  # by the thread that had the turn before
             cached = program is not None
             if program is None:
                 program = lower(graph, Shaders(self._shaders.profile) if force else self._shaders)

@@ -26,7 +26,7 @@ def in_textures(graph: WireGraph, shaders: Sequence[Shader], limits: DeviceLimit
     for shader in shaders:
         stored = {node for node, own in zip(shader.buffers, shader.stored, strict=True) if own}
         wanted -= set(shader.buffers) - shader.quads
-        wanted -= set(shader.buffers) - stored - shader.from_textures  # somebody else reads them
+        wanted -= set(shader.buffers) - stored - shader.from_textures  # other shaders read them
         wanted -= set(sorted(wanted & set(shader.buffers))[READ_MAX:])
     return frozenset(wanted)
 

@@ -34,7 +34,7 @@ FORMAT = 1
 FILE, LOCK = "tuned.json", "tuned.lock"
 ROWS_MAX = 1_024
 BYTES_MAX = 4 * MIB
-TRIES_MAX = 2  # once may have been an accident, or somebody who pressed Ctrl-C
+TRIES_MAX = 2  # once may have been an accident, or a user who pressed Ctrl-C
 
 
 @dataclass(frozen=True, slots=True)

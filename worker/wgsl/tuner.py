@@ -48,7 +48,7 @@ LEAST_S = 1e-9  # of a sample: a coarse clock may see no time pass
 GUESS_SHARE = 1 / 20  # of the time allowed, that one run of the first guess may take
 COMPILING_SHARE = 0.6  # of the time allowed, after which no further form joins
 MEASURING = "tuning.lock"
-LOOK_S = 0.05  # between two looks at whether another process still measures, or somebody stopped this one
+LOOK_S = 0.05  # between two looks at whether another process still measures, or this one was stopped
 
 
 @dataclass(slots=True)
@@ -71,19 +71,32 @@ class _Trial:
 
 class Tuner:
     """Measures on one device, and keeps what it found in `file`.  `folder` is where processes that measure wait for
-    each other."""
+    each other.
 
-    def __init__(self, device: Device, profile: Profile, file: TunedFile, folder: Path | None) -> None:
+    A form stays in the race up to `leader_factor` times the best time so far, and a run is done at most `repeats_max`
+    times for one sample.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        profile: Profile,
+        file: TunedFile,
+        folder: Path | None,
+        leader_factor: float = LEADER_FACTOR,
+        repeats_max: int = REPEATS_MAX,
+    ) -> None:
         self._device = device
         self._profile = replace(profile, choices=Choices())
         self._file = file
         self._folder = folder
+        self._leader_factor, self._repeats_max = leader_factor, repeats_max
         self._stopped: Stopped = never
 
     def tune(self, shape_class: ShapeClass, seconds: float, stopped: Stopped = never) -> Tuned:
         """Measure a class for at most about `seconds`, and keep which form is fastest.
 
-        It is not `finished` where that was too short, somebody stopped it, or another process measures; then nothing
+        It is not `finished` where that was too short, it was stopped, or another process measures; then nothing
         is kept but which forms are refused.  InputError for a class that nobody measures.
         """
         deadline_s = time.perf_counter() + seconds
@@ -205,7 +218,7 @@ class Tuner:
 
     @contextmanager
     def _written_down(self, known: str, form: str) -> Iterator[None]:
-        """The file says that a form began.  If somebody stops it, the file no longer does: this process may be ended
+        """The file says that a form began.  If it is stopped, the file no longer does: this process may be ended
         while the driver compiles, which is no fault of the form."""
         self._file.begin(known, form)
         over = threading.Event()
@@ -275,7 +288,7 @@ class Tuner:
                 except Cancelled:
                     return left
             leader_s = min(trial.best_s for trial in left)
-            left = [trial for trial in left if trial is trials[0] or trial.best_s <= LEADER_FACTOR * leader_s]
+            left = [trial for trial in left if trial is trials[0] or trial.best_s <= self._leader_factor * leader_s]
         return left
 
     def _sample(self, trial: _Trial, values: Sequence[Value], stopped: Stopped) -> None:
@@ -289,7 +302,7 @@ class Tuner:
         finally:
             self._device.spans = None
         trial.seconds.append(max(sum(took) / trial.repeats, LEAST_S))
-        trial.repeats = min(REPEATS_MAX, max(1, int(SAMPLE_S / trial.best_s)))
+        trial.repeats = min(self._repeats_max, max(1, int(SAMPLE_S / trial.best_s)))
 
     def _winner(self, trials: list[_Trial], values: Sequence[Value], over: Stopped) -> _Trial | None:
         """The fastest that is clearly faster than the first one, the guess, or that; None if the time is too short."""

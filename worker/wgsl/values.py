@@ -1,10 +1,10 @@
 """Tensors on the device, of which several may live in one buffer: an update writes over the tensor that it updates.
 
-Who holds the tensor before the update still has it: what was written over is remembered on the device, and put back
-into a copy once somebody reads that tensor, or where it lies if nobody holds a later one (Baker, 1991, "Shallow binding
-makes functional arrays fast").  So an update in place never changes a result, and needs no proof that nobody reads the
-old tensor; it costs a copy only where somebody does, or where what is remembered, as by a loop over updates, would take
-more memory than that copy.
+A holder of the tensor before the update still has it: what was written over is remembered on the device, and put back
+into a copy once a reader needs that tensor, or in place if no holder of a later one is left (Baker, 1991, "Shallow
+binding makes functional arrays fast").  So an update in place never changes a result, and needs no proof that nobody
+reads the old tensor; it costs a copy only where somebody does, or where what is remembered, as by a loop over updates,
+would take more memory than that copy.
 """
 
 from __future__ import annotations

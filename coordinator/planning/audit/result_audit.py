@@ -1,12 +1,12 @@
-"""Result audit: parts computed again on other workers and compared, and who is wrong.  Pure.
+"""Result audit: parts computed again on other workers and compared, and which worker is wrong.  Pure.
 
 A worker may be wrong and not know it: a device that flips bits, a library that miscomputes.  `audited` adds to a plan,
-for one of its parts, a part on each of two other workers that takes the same inputs *and* the outputs of the audited
-part, computes the latter anew and counts where they differ: a graph like any other, whose answer is one number.  Two
-cpu engines that round alike must agree to the bit, others within the op table's tolerances, added up along the way;
-what may be anything between such (`result_tolerance.py`) they do not compare.  What is built on an output is computed
-from the one that was claimed.  A large matrix product that leaves its part is not computed again but checked (R.
-Freivalds 1977): C r = A (B r) for random signs r costs a column, not a matrix.
+for one of its parts, a part on each of two other workers with room for it that takes the same inputs *and* the outputs
+of the audited part, computes the latter anew and counts where they differ: a graph like any other, whose answer is one
+number.  Two cpu engines that round alike must agree to the bit, others within the op table's tolerances, added up along
+the way; what may be anything between such (`result_tolerance.py`) they do not compare.  What is built on an output is
+computed from the one that was claimed.  A large matrix product that leaves its part is not computed again but checked
+(R. Freivalds 1977): C r = A (B r) for random signs r costs a column, not a matrix.
 
 With both auditors against it the audited worker was wrong; an auditor alone with its view was.  That is the third vote.
 Where there is one auditor only, its doubt makes the call run again and blames nobody.
@@ -14,6 +14,7 @@ Where there is one auditor only, its doubt makes the call run again and blames n
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
@@ -27,6 +28,7 @@ from wire.ir.graph import GraphBuilder, WireGraph
 from wire.ir.ops import tolerance_for
 from wire.protocol.engine_names import ON_CPU
 
+from ..model.memory_check import missing
 from ..model.plan import Audit, Edge, FromPart, Part, Plan, Source
 from ..model.profiles import DeviceProfile, Profiles
 from ..model.unit_work import needs
@@ -35,7 +37,7 @@ from .result_tolerance import Likeness, likeness
 AUDITORS = 2
 WRONG_MAX = 2  # a worker that was wrong so often gets no work any more
 DOUBTS_MAX = 4  # how often a call is computed again because workers disagree
-VARIANTS = 24  # of one program's plan: which part, by whom
+VARIANTS = 24  # of one program's plan: which part, by which workers
 FREIVALDS_FLOPS_MIN = 10_000_000  # a smaller product is computed again in no time
 FREIVALDS_COLUMNS = 8  # each misses an error with a chance of 1/2 at most
 FREIVALDS_RTOL = 4e-6  # of |A| |B|: some sixty roundings
@@ -43,7 +45,7 @@ DRIFT_MAX = 0.05  # tolerances that add up to more say nothing
 
 
 def audited(plan: Plan, variant: int, profiles: Profiles, untrusted: bool = False) -> Plan:
-    """The plan with one of its parts audited, `variant` says which and by whom; the plan itself if nobody can.
+    """The plan with one of its parts audited, `variant` says which and by which workers; the plan itself if none can.
 
     With `untrusted` it is one of a worker that is not trusted.  Those that are come first as auditors.
     """
@@ -60,11 +62,10 @@ def audited(plan: Plan, variant: int, profiles: Profiles, untrusted: bool = Fals
     for worker in sorted((*others[turn:], *others[:turn]), key=lambda worker: not worker.trusted):
         index = len(plan.parts) + len(parts)
         device_order = sorted(worker.devices, key=lambda device: device.engine != part.engine)
-        auditing = next(
-            filter(None, (_audit_part(part, rounds, index, worker.node_id, device) for device in device_order)), None
-        )
-        if auditing is not None and len(parts) < AUDITORS:
-            parts.append(auditing)
+        ways = (_audit_part(part, rounds, index, worker.node_id, device) for device in device_order)
+        parts += itertools.islice((way for way in ways if way and _has_room(plan, (*parts, way), profiles)), 1)
+        if len(parts) == AUDITORS:
+            break
     if not parts:
         return plan
     edges = [
@@ -80,6 +81,12 @@ def audited(plan: Plan, variant: int, profiles: Profiles, untrusted: bool = Fals
         outputs=(*plan.outputs, *(FromPart(audit.index, 0) for audit in parts)),
         audit=Audit(part.index, part.node, tuple(audit.node for audit in parts)),
     )
+
+
+def _has_room(plan: Plan, audits: Sequence[Part], profiles: Profiles) -> bool:
+    """Whether the last of these audits has room on its worker, beside what that does by the plan."""
+    short = missing(replace(plan, parts=(*plan.parts, *audits)), profiles)
+    return not short[[worker.node_id for worker in profiles.workers].index(audits[-1].node)]
 
 
 def _audit_part(part: Part, rounds: str, index: int, node: str, device: DeviceProfile) -> Part | None:
@@ -132,7 +139,7 @@ class _AuditGraph:
                 self._check_product(node.attrs, inputs[0], inputs[1], claims[index])
                 self._take(index, local, claims[index])
                 continue
-            local[index] = make.add(node.op, *inputs, **node.attrs)
+            local[index] = make.copy(node, inputs)
             if index in claims and (self._exact or self._likeness[index] is not Likeness.ANY):
                 self._compare(index, claims[index], local[index])
                 self._take(index, local, claims[index])
@@ -151,6 +158,8 @@ class _AuditGraph:
     def _compare(self, index: int, claimed: int, computed: int) -> None:
         """Count the elements that differ: in any bit, or by more than the ops allow (NaN agrees with NaN)."""
         make, (shape, dtype) = self._make, self._graph.types[index]
+        if 0 in shape:
+            return
         pairs, real = [(claimed, computed)], dtype
         if dtype.kind == "c":
             real, pairs = (
@@ -219,12 +228,12 @@ class _AuditGraph:
         self._counts.append(self._make.add("reduce_sum", counted, axes=tuple(range(rank))) if rank else counted)
 
 
-# -- who is wrong -----------------------------------------------------------------------------------------
+# -- which is wrong ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The event to tell, if any: `node` was "wrong" or is "doubted".  Whether the answer can be trusted, and whether
+    """The event to publish, if any: `node` was "wrong" or is "doubted".  Whether the answer can be trusted, and whether
     the node gets no more work."""
 
     event: str = ""

@@ -10,12 +10,13 @@ jumps from float to float: a name in JUMPS; one that activations are made of: a 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 
 import numpy as np
 
 from wire.ir.graph import WireGraph, const_value
+from wire.ir.graph_memory import kept_with_graph
 from wire.ir.ops import CONTROL, inner_graphs, tolerance_for
 
 
@@ -40,6 +41,7 @@ SCALAR: dict[str, Callable[..., float]] = {
 }  # fmt: skip
 _COMPARISONS = ("gt", "ge", "lt", "le")
 _STEPS_MAX = 32  # from a border to a side that is computed there
+_Found = dict[tuple[int, int], float | None]  # by node and steps left: a node may be read on many ways
 
 
 def likeness(graph: WireGraph, index: int, earlier: Sequence[Likeness]) -> Likeness:
@@ -52,12 +54,19 @@ def likeness(graph: WireGraph, index: int, earlier: Sequence[Likeness]) -> Liken
     if worst is Likeness.ANY or node.op in FACTORED:
         return Likeness.ANY
     if node.op in CONTROL:
-        return _control(graph, index, inputs)
+        first = _first_siblings(graph)[index]
+        return earlier[first] if node.op != "cond" and first < index else _control(graph, index, inputs)
     if node.op == "composite":
         return max(worst, *outputs_likeness(node.attrs["body"], inputs))
     if worst is Likeness.SAME:
         return Likeness.CLOSE if tolerance_for(node.op, dtype).rtol else Likeness.SAME
     return Likeness.ANY if dtype.kind in "biu" or node.op in JUMPS else Likeness.CLOSE
+
+
+@kept_with_graph
+def _first_siblings(graph: WireGraph) -> Mapping[int, int]:
+    """The first of the siblings of each node, of a loop's results the one that says what holds of all."""
+    return {index: first for first, group in graph.siblings.items() for index in group}
 
 
 def outputs_likeness(graph: WireGraph, inputs: Sequence[Likeness]) -> list[Likeness]:
@@ -95,17 +104,26 @@ def _agrees_at_border(graph: WireGraph, test: int, one: int, other: int) -> bool
     return False
 
 
-def _value(graph: WireGraph, index: int, known: dict[int, float], steps: int = _STEPS_MAX) -> float | None:
+def _value(
+    graph: WireGraph, index: int, known: dict[int, float], steps: int = _STEPS_MAX, found: _Found | None = None
+) -> float | None:
     """What a node gives if it is made of `known` values and constants alone, each the same everywhere."""
     if index in known:
         return known[index]
+    found = {} if found is None else found
+    if (index, steps) not in found:
+        found[index, steps] = _computed(graph, index, known, steps, found)
+    return found[index, steps]
+
+
+def _computed(graph: WireGraph, index: int, known: dict[int, float], steps: int, found: _Found) -> float | None:
     node = graph.nodes[index]
     if node.op == "const":
         data = const_value(node, graph.blobs)
         return float(data.reshape(-1)[0]) if data.size == 1 and data.dtype.kind in "biuf" else None
     if node.op not in SCALAR or not steps:
         return None
-    values = [_value(graph, operand, known, steps - 1) for operand in node.inputs]
+    values = [_value(graph, operand, known, steps - 1, found) for operand in node.inputs]
     if node.op == "mul" and 0.0 in values:  # whatever the other is
         return 0.0
     operands = [value for value in values if value is not None]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from wire.errors import PlacementError
+from wire.errors import NoSuchDevice
 from wire.policy.strategies import Strategy
 
 from .plan import REASONS_MAX, Plan
@@ -16,13 +16,13 @@ from .profiles import Profiles
 
 def chosen_profiles(profiles: Profiles, strategy: Strategy) -> Profiles:
     """The profiles of the workers that a strategy names, of all where it names none.  Those that are gone are left
-    out; PlacementError if none is there."""
+    out; NoSuchDevice if none is there."""
     if not strategy.workers:
         return profiles
     there = tuple([one for one in profiles.workers if one.node_id in strategy.workers or one.name in strategy.workers])
     if not there:
         known = ", ".join(sorted(one.name for one in profiles.workers)) or "none"
-        raise PlacementError(
+        raise NoSuchDevice(
             f"of the workers that may compute this ({', '.join(strategy.workers)}) none is there",
             next_step=f"Start one of them, or choose among those that are there: {known}",
         )
@@ -30,7 +30,7 @@ def chosen_profiles(profiles: Profiles, strategy: Strategy) -> Profiles:
 
 
 def for_chosen(plan: Plan, strategy: Strategy) -> Plan:
-    """The plan by the name of what was asked for; its reasons say who was asked."""
+    """The plan by the name of what was asked for; its reasons name the chosen workers."""
     if not strategy.workers:
         return plan
     why = f"only {', '.join(strategy.workers)} may compute it"

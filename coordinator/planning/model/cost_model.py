@@ -45,7 +45,7 @@ Assignment = Sequence[int]  # by unit a worker index
 Site = tuple[int, int]  # worker index, device index
 SiteIndex = int  # a position in `CostModel.sites`
 PartKey = int  # a part: its stage times the number of sites, plus the index of its site
-LIMITS_TOLD = 4  # of devices, in an error
+LIMITS_NAMED = 4  # of devices, in an error
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ class CostModel:
                 raise self._unable(index)
 
     def _unable(self, index: int) -> PlacementError:
-        """The error for a node that no device computes.  It tells the limits of those that lack nothing but size."""
+        """The error for a node that no device computes.  It names the limits of those that lack nothing but size."""
         node, size = self.graph.nodes[index], tensor_bytes(self.graph, index)
         wanted = needs(self.graph, index)
         narrow = [
@@ -185,7 +185,7 @@ class CostModel:
             for device in worker.devices
             if device.tensor_bytes_max < size and all(device.supports(need.op, need.dtypes) for need in wanted)
         ]
-        large = f" with a tensor of {need_text(size)}: {', '.join(narrow[:LIMITS_TOLD])}" if narrow else ""
+        large = f" with a tensor of {need_text(size)}: {', '.join(narrow[:LIMITS_NAMED])}" if narrow else ""
         return PlacementError(
             f"no worker can compute {node.op} on {self.graph.types[index]}{large}",
             op=f"{node.op} (node {index})",

@@ -6,12 +6,14 @@ its operand, and what follows from it, to another device; one to any device leav
 
 from __future__ import annotations
 
-from functools import lru_cache
+from dataclasses import replace
 
 from wire.errors import InputError, NoSuchDevice
 from wire.ir.device_names import ANY, DeviceName, device_named
-from wire.ir.graph import WireGraph
+from wire.ir.graph import Node, WireGraph
+from wire.ir.graph_memory import kept_with_graph
 from wire.ir.ops import GRAPH_ATTRS, LEAVES, inner_graphs
+from wire.ir.types import Attrs
 from wire.protocol.engine_names import ON_CPU
 
 from .profiles import DeviceProfile, Profiles, WorkerProfile
@@ -52,7 +54,20 @@ def pins(graph: WireGraph) -> dict[int, DeviceName]:
     return pinned
 
 
-@lru_cache(maxsize=1024)
+def by_worker(graph: WireGraph, profiles: Profiles) -> WireGraph:
+    """The graph with accelerators named by their workers, since they are numbered among all workers that there are, and
+    not among those that are planned for."""
+    moves = {index: node for index, node in enumerate(graph.nodes) if node.op == "transfer"}
+    sites = {f"accelerator {number}": site for number, site in enumerate(profiles.accelerators)} if moves else {}
+    names = {worker.node_id: worker.name for worker in profiles.workers} if moves else {}
+    nodes = list(graph.nodes)
+    for index, (op, inputs, attrs) in moves.items():
+        if (site := sites.get(attrs["device"])) is not None:
+            nodes[index] = Node(op, inputs, Attrs({"device": str(DeviceName("worker", site[1], names[site[0]]))}))
+    return replace(graph, nodes=tuple(nodes)) if any(nodes[index] is not moves[index] for index in moves) else graph
+
+
+@kept_with_graph
 def _transfers(graph: WireGraph) -> bool:
     """Whether a graph, or one inside it, names a device."""
     return any(n.op == "transfer" or any(map(_transfers, inner_graphs(n.op, n.attrs))) for n in graph.nodes)
@@ -63,7 +78,7 @@ def allows(name: DeviceName, worker: WorkerProfile, device: DeviceProfile, profi
     if name.kind == "worker":
         return name.worker in (worker.name, worker.node_id) and name.number in (-1, device.index)
     if name.kind == "accelerator":
-        others = _accelerators(profiles)
+        others = profiles.accelerators
         return name.number < len(others) and others[name.number] == (worker.node_id, device.index)
     return (device.engine in ON_CPU) == (name.kind == "cpu")
 
@@ -75,9 +90,3 @@ def check_devices(pinned: dict[int, DeviceName], profiles: Profiles) -> None:
         if not any(allows(name, *site, profiles) for site in sites):
             known = "; ".join(f"{worker.name} {device.index} is {device.engine}" for worker, device in sites)
             raise NoSuchDevice(f"there is no device {name.text!r}", next_step=f"There are: {known}")
-
-
-def _accelerators(profiles: Profiles) -> list[tuple[str, int]]:
-    """All that are no cpu, in the order of workers' names."""
-    workers = sorted(profiles.workers, key=lambda worker: worker.name)
-    return [(worker.node_id, d.index) for worker in workers for d in worker.devices if d.engine not in ON_CPU]

@@ -1,7 +1,8 @@
-"""Graph index: a graph as the units that planners place, with what each reads and who reads it.  It knows no machines.
+"""Graph index: a graph as the units that planners place, with what each reads and which units read it.  It knows no
+machines.
 
 A *unit* is a graph node that computes something, or siblings, which are results of one computation.  *Leaves* (input,
-param, const, iota) belong to nobody: whoever reads one holds it.
+param, const, iota) belong to no unit: every unit that reads one holds it.
 """
 
 from __future__ import annotations

@@ -6,28 +6,18 @@ Siblings are made together.
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from wire.ir.graph import WireGraph
+from wire.ir.graph_memory import kept_with_graph
 from wire.ir.ops import CONTROL, inner_graphs
 from wire.ir.workspace import scratch_bytes
 
 CONSTANTS = frozenset({"const", "iota"})
-DUPLICATED = CONSTANTS | {"input", "param"}  # held or made anew by whoever uses them
+DUPLICATED = CONSTANTS | {"input", "param"}  # held or made again by every part that uses them
 
 
+@kept_with_graph
 def working_set(graph: WireGraph) -> int:
-    """A result is freed after its last reader, and an output never.  The graph remembers it."""
-    known: int | None = vars(graph).get(_REMEMBERED)
-    if known is None:
-        known = vars(graph)[_REMEMBERED] = _working_set(graph)
-    return known
-
-
-_REMEMBERED = "working_set"
-
-
-def _working_set(graph: WireGraph) -> int:
+    """A result is freed after its last reader, and an output never."""
     later = {index for first, group in graph.siblings.items() for index in group if index != first}
     last_reader = {i: at for at, node in enumerate(graph.nodes) if at not in later for i in node.inputs}
     freed_by: dict[int, int] = {}
@@ -48,10 +38,5 @@ def inside(graph: WireGraph, index: int) -> int:
     """What a node needs besides its operands and results.  A composite is taken to be one kernel."""
     node = graph.nodes[index]
     if node.op in CONTROL:
-        return max(map(_of_inner, inner_graphs(node.op, node.attrs)))
+        return max(map(working_set, inner_graphs(node.op, node.attrs)))
     return scratch_bytes(graph, index)
-
-
-@lru_cache(maxsize=1024)
-def _of_inner(graph: WireGraph) -> int:
-    return working_set(graph)

@@ -59,7 +59,7 @@ class FromParam:
 @dataclass(frozen=True, slots=True)
 class FromState:
     """What a part of the step before left on this device, or a window of the whole; at the first step, given as a param
-    is.  So many `values` of it are held while steps are under way."""
+    is.  So many `values` of it are held while steps are in flight."""
 
     name: str
     window: Window | None = None
@@ -166,7 +166,8 @@ class WorkerShare:
 
 @dataclass(frozen=True, slots=True)
 class ParamPlace:
-    """The homes of a param, and who can restore it: `copy` is a worker's node id, or "" for the client that put it."""
+    """The homes of a param, and which nodes can restore it: `copy` is a worker's node id, or "" for the client that put
+    it."""
 
     name: str
     homes: tuple[str, ...]

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from wire.ir.graph import WireGraph
+from wire.units import time_text
 
-from .cost_model import Prediction
+from .cost_model import CostModel, Prediction
 from .memory_check import memory_by_worker
 from .plan import FromInput, FromPart, Output, Part, Plan, WorkerShare
 from .profiles import Profiles
-from .subgraphs import edges_of, param_places
+from .subgraphs import edges_of, output_source, param_places, parts_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,21 @@ def plan_of(
     traffic = traffic_of(plan, profiles)
     shares = worker_shares(plan, profiles, busy_s, [traffic.received[node] for node in nodes])
     return replace(plan, workers=shares, cut_bytes=traffic.total_bytes)
+
+
+def assigned_plan(model: CostModel, strategy: str, assignment: list[int], per: str, *reasons: str) -> Plan:
+    """The plan of an assignment, which has a worker for each unit of the model.
+
+    Its first reason names the workers, and the time that is predicted `per` "call" or "step"; `reasons` follow.
+    """
+    graph, profiles = model.graph, model.profiles
+    prediction, sketches = model.arrange(assignment)
+    parts, place = parts_of(model, sketches)
+    outputs = tuple(output_source(graph, index, place) for index in graph.outputs)
+    names = sorted({profiles.workers[worker].name for worker in assignment})
+    used = f"{len(names)} of {len(profiles.workers)} workers ({', '.join(names)})"
+    first = f"{used}, predicted {time_text(prediction.seconds)} per {per}"
+    return replace(plan_of(graph, parts, profiles, strategy, outputs, prediction), reasons=(first, *reasons))
 
 
 def worker_shares(

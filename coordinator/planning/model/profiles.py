@@ -6,16 +6,18 @@ Plain frozen data; `worker_profile` makes it of what a worker reported when it j
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from wire.cached_property import cached_property
 from wire.errors import ProtocolError
+from wire.protocol.engine_names import ON_CPU
 from wire.protocol.messages import COORDINATOR_NODE, DeviceReport, Joined
 
 TENSOR_LIMITS = ("binding_bytes", "buffer_bytes")  # of a device whose engine does not name its `tensor_bytes`
-CLIENT = COORDINATOR_NODE  # the node id that stands for whoever holds inputs and wants outputs
+FIGURE_MAX = 1e12  # of a device: what is larger is no measurement, and sums of it may be endless
+CLIENT = COORDINATOR_NODE  # the node id that stands for the process that holds inputs and needs outputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ class WorkerProfile:
     devices: tuple[DeviceProfile, ...]
     memory_bytes: int
     ops: frozenset[str]
-    trusted: bool = True  # False: it is on somebody else's machine, as its token says
+    trusted: bool = True  # False: it is on another person's machine, as its token says
 
     def __hash__(self) -> int:
         return hash(self.node_id)  # plans are found by the profiles of a thousand: their figures are left to ==
@@ -127,13 +129,16 @@ class Profiles:
         """The factor by which collectives among these workers take longer than priced."""
         return max((self.exchanging.get(node, 1.0) for node in nodes), default=1.0)
 
-    def best(self, count: int) -> Profiles:
-        """`count` of the workers, three quarters of them the fastest, the others those with most memory, in order."""
+    def best(self, count: int, named: Collection[str] = ()) -> Profiles:
+        """`count` of the workers, three quarters of them the fastest, the others those with most memory, in order; and
+        those that are `named`, by name or id."""
         order = range(len(self.workers))
         fastest = sorted(order, key=lambda i: -max(device.gflops for device in self.workers[i].devices))
         roomiest = sorted(order, key=lambda i: -self.workers[i].memory_bytes)
         chosen = dict.fromkeys(fastest[: count - count // 4])
         chosen.update(dict.fromkeys([i for i in roomiest if i not in chosen][: count // 4]))
+        named_too = (i for i in order if named and {self.workers[i].node_id, self.workers[i].name} & set(named))
+        chosen.update(dict.fromkeys(named_too))
         return replace(self, workers=tuple(self.workers[i] for i in sorted(chosen)))
 
     def with_memory(self, sizes: Iterable[int]) -> Profiles:
@@ -147,6 +152,17 @@ class Profiles:
         left = tuple(worker for worker in self.workers if worker.node_id != node)
         exchanging = {other: factor for other, factor in self.exchanging.items() if other != node}
         return Profiles(left, self.near - {node}, links, exchanging)
+
+    @cached_property
+    def places(self) -> Mapping[str, int]:
+        """The position of every worker, by its id."""
+        return {worker.node_id: place for place, worker in enumerate(self.workers)}
+
+    @cached_property
+    def accelerators(self) -> list[tuple[str, int]]:
+        """All devices that are no cpu, by worker and index, in the order of workers' names."""
+        workers = sorted(self.workers, key=lambda worker: worker.name)
+        return [(worker.node_id, d.index) for worker in workers for d in worker.devices if d.engine not in ON_CPU]
 
     @cached_property
     def twins(self) -> list[int]:
@@ -193,7 +209,7 @@ def worker_profile(node_id: str, name: str, joined: Joined, ops: frozenset[str])
     """The profile of a worker from its own report; ProtocolError for a report that no plan can be made by."""
     if not joined.devices or [report.index for report in joined.devices] != [*range(len(joined.devices))]:
         raise ProtocolError("a worker has no devices, or does not number them 0, 1, 2, ...", node=name)
-    if any(math.inf in (report.gflops, report.gbytes_per_s, report.dispatch_s) for report in joined.devices):
+    if any(max(report.gflops, report.gbytes_per_s, report.dispatch_s) > FIGURE_MAX for report in joined.devices):
         raise ProtocolError("a worker has a device of endless speed", node=name)
     return WorkerProfile(node_id, name, tuple(_device(report) for report in joined.devices), joined.memory_bytes, ops)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from wire.cached_property import cached_property
 from wire.ir.graph import WireGraph
 from wire.ir.types import TensorType
 from wire.policy.strategies import DeviceMap, strategy_of
+
+ProgramKey = tuple[bytes, tuple[tuple[str, bytes], ...], str, str, int]
+"""The graph's hash, the params' addresses, the strategy, the copies, and the number of one that is forced."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +30,7 @@ class Program:
     forced: int = 0
 
     @cached_property
-    def key(self) -> tuple[Any, ...]:
+    def key(self) -> ProgramKey:
         bound = tuple(sorted((name, address) for name, (address, _) in self.bindings.items()))
         return (self.graph.hash, bound, self.strategy, self.copies, self.forced)
 

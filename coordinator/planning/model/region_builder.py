@@ -19,12 +19,20 @@ class RegionBuilder(ABC):
 
     def value(self, index: int) -> int:
         """The region's node for one of the graph."""
-        if index not in self._local:
-            stand_in = self.outside(index)
-            if stand_in is None:
-                op, inputs, attrs = self.graph.nodes[index]
-                stand_in = self.builder.put(Node(op, tuple([self.value(source) for source in inputs]), attrs))
-            self._local[index] = stand_in
+        stack = [index]  # and not a recursion: sums of gradients are as deep as there are weights
+        while stack:
+            index_now = stack[-1]
+            if index_now not in self._local:
+                op, inputs, attrs = self.graph.nodes[index_now]
+                stand_in = self.outside(index_now)
+                lacking = [source for source in reversed(inputs) if source not in self._local]
+                if stand_in is None and lacking:
+                    stack += lacking
+                    continue
+                if stand_in is None:
+                    stand_in = self.builder.put(Node(op, tuple([self._local[source] for source in inputs]), attrs))
+                self._local[index_now] = stand_in
+            stack.pop()
         return self._local[index]
 
     @abstractmethod

@@ -1,4 +1,5 @@
-"""Reproducible plans: all have the same bits, whoever is there, whatever was measured, and after every death.  Pure.
+"""Reproducible plans: all have the same bits, whichever workers there are, whatever was measured, and after every
+death.  Pure.
 
 Bits stay where every node is computed in the shapes that it has in the graph, by one arithmetic
 (wire/ir/arithmetic.py).  So a program may be cut at any node, and only cpu engines that round alike compute it.  Where

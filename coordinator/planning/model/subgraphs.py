@@ -1,4 +1,4 @@
-"""Subgraphs: from an assignment of a graph's nodes to the subgraphs that workers are given, and what goes between
+"""Subgraphs: from an assignment of a graph's nodes to the subgraphs that workers get, and what is sent between
 them."""
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ part starts when its device is free and all its tensors have arrived; what a par
 transfer, as do a worker's inputs.  No transfer slows another, but for those between the client and workers of its own
 machine, which one process copies one after the other.  Ranks of a gang end together, after the last of them has
 computed and they have exchanged what they do.  It does not know how a plan came to be, nor what of a prediction is
-wrong: who knows better what a part takes says so.
+wrong: a caller that knows better how long a part takes passes that.
 """
 
 from __future__ import annotations

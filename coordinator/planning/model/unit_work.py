@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from wire.ir.dtypes import BOOL
 from wire.ir.graph import Node, WireGraph
+from wire.ir.graph_memory import kept_with_graph
 from wire.ir.ops import CONTROL, ELEMENTWISE, LEAVES, VIEWS, WHILE_TRIPS, inner_graphs
 from wire.ir.types import TensorType
 from wire.limits import MIB
@@ -25,9 +25,10 @@ from wire.units import size_text
 from .liveness import DUPLICATED, inside
 from .profiles import DeviceProfile
 
-COPIED = frozenset({"pad", "concat"})  # the views that engines do not fold into whoever reads them
+COPIED = frozenset({"pad", "concat"})  # the views that engines do not fold into their readers
 PICKED = frozenset({"gather", "dynamic_slice"})  # they read as much of their first operand as they write
 BINDING_BYTES_MIN = 128 * MIB  # every device binds tensors of this size: WebGPU's minimum
+RATE_MIN = 1.0  # flops or bytes per second: no time is endless, whatever a worker says of its device
 NUMBERED_MAX = (1 << 31) - 1  # elements; kernels for GPUs cannot count more, whether they are in memory or not
 
 
@@ -59,8 +60,8 @@ class Kind(NamedTuple):
 
     def seconds(self, device: DeviceProfile) -> float:
         """What a unit takes on a device: the roofline's maximum, and a dispatch for every turn."""
-        computing_s = self.flops / (device.gflops * 1e9 or 1.0)
-        return self.turns * device.dispatch_s + max(computing_s, self.moved / (device.gbytes_per_s * 1e9 or 1.0))
+        computing_s = self.flops / max(device.gflops * 1e9, RATE_MIN)
+        return self.turns * device.dispatch_s + max(computing_s, self.moved / max(device.gbytes_per_s * 1e9, RATE_MIN))
 
 
 class Kinds(NamedTuple):
@@ -70,14 +71,14 @@ class Kinds(NamedTuple):
     each: tuple[Kind, ...]
 
 
-@lru_cache(maxsize=64)
+@kept_with_graph
 def units_of(graph: WireGraph) -> tuple[int, ...]:
     """The nodes that compute something, of siblings the first."""
     again = {index for first, group in graph.siblings.items() for index in group if index != first}
     return tuple([i for i, node in enumerate(graph.nodes) if node.op not in DUPLICATED and i not in again])
 
 
-@lru_cache(maxsize=64)
+@kept_with_graph
 def kinds_of(graph: WireGraph) -> Kinds:
     """The kinds of the units, in the order in which they are met.
 
@@ -114,7 +115,7 @@ def _kind(graph: WireGraph, index: int, made: Sequence[int]) -> Kind:
 
 
 def _moved(graph: WireGraph, index: int) -> int:
-    """Bytes read and written; a view moves nothing, because engines fold it into whoever reads it."""
+    """Bytes read and written; a view moves nothing, because engines fold it into its readers."""
     node, types = graph.nodes[index], graph.types
     if node.op in VIEWS and node.op not in COPIED:
         return 0
@@ -127,7 +128,7 @@ def _moved(graph: WireGraph, index: int) -> int:
     return sum(moved)
 
 
-@lru_cache(maxsize=1024)
+@kept_with_graph
 def _moved_inside(graph: WireGraph) -> int:
     again = {index for first, group in graph.siblings.items() for index in group if index != first}
     return sum(_moved(graph, i) for i, n in enumerate(graph.nodes) if n.op not in DUPLICATED and i not in again)
@@ -158,7 +159,7 @@ def tensor_bytes(graph: WireGraph, index: int) -> int:
     return max([large.get(each, 0) for each in (*graph.nodes[index].inputs, index)]) if large else 0
 
 
-@lru_cache(maxsize=64)
+@kept_with_graph
 def _large_tensors(graph: WireGraph) -> Mapping[int, int]:
     """The bytes of the large tensors that are in a device's memory, by their nodes.
 
@@ -180,7 +181,7 @@ def _large_tensors(graph: WireGraph) -> Mapping[int, int]:
     return large
 
 
-@lru_cache(maxsize=1024)
+@kept_with_graph
 def _body_needs(body: WireGraph) -> Needs:
     inner = (index for index, node in enumerate(body.nodes) if node.op not in LEAVES)
     return frozenset().union(*(needs(body, index) for index in inner))
@@ -189,11 +190,12 @@ def _body_needs(body: WireGraph) -> Needs:
 def graph_seconds(graph: WireGraph, device: DeviceProfile) -> float:
     """The seconds that a device needs for a graph, without its own dispatch."""
     counts, flops, moved, dispatches = _all_work(graph)
-    computing = np.maximum(flops / (device.gflops * 1e9 or 1.0), moved / (device.gbytes_per_s * 1e9 or 1.0))
+    rates = max(device.gflops * 1e9, RATE_MIN), max(device.gbytes_per_s * 1e9, RATE_MIN)
+    computing = np.maximum(flops / rates[0], moved / rates[1])
     return float(counts @ computing) + dispatches * device.dispatch_s
 
 
-@lru_cache(maxsize=64)
+@kept_with_graph
 def _all_work(graph: WireGraph) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], int]:
     """The number of units of every kind, their flops and bytes moved; and how often loops turn in all."""
     kinds = kinds_of(graph)

@@ -254,7 +254,7 @@ class Line:
                 self.place[index] = lowest
 
     def free(self, index: int) -> bool:
-        """Whether whoever needs it computes it."""
+        """Whether every stage that needs it computes it."""
         return index not in self.place and index not in self.leaves
 
 
@@ -357,7 +357,7 @@ class _Drawn:
         self._line = line
         self._builder = GraphBuilder()
         self._builder.blobs.update(line.body.blobs)
-        self.needs: list[Key] = []
+        self.needs: dict[Key, int] = {}  # and their places
         self._members = set(members)
         self._local: dict[tuple[int, bool], int] = {}
         for index in sorted({*self._members, *ends}):
@@ -369,23 +369,37 @@ class _Drawn:
         return Piece(graph, tuple(self.needs), leaving)
 
     def _value(self, index: int, newest: bool) -> int:
-        line, node = self._line, self._line.body.nodes[index]
-        mine = index in self._members
-        newest = line.roles[index] == AFTER if mine else newest
-        known = self._local.get((index, newest))
-        if known is not None:
-            return known
+        stack = [wanted := self._variant(index, newest)]  # and not a recursion: what is free may be deep
+        while stack:
+            variant = stack[-1]
+            if variant not in self._local:
+                made = self._given(*variant)
+                operands = [self._variant(each, variant[1]) for each in self._line.body.nodes[variant[0]].inputs]
+                lacking = [operand for operand in reversed(operands) if operand not in self._local]
+                if made is None and lacking:
+                    stack += lacking
+                    continue
+                if made is None:
+                    sources = [self._local[operand] for operand in operands]
+                    made = self._builder.copy(self._line.body.nodes[variant[0]], sources)
+                self._local[variant] = made
+            stack.pop()
+        return self._local[wanted]
+
+    def _variant(self, index: int, newest: bool) -> tuple[int, bool]:
+        """A node, and whether it is made of the newest values of carries."""
+        return index, self._line.roles[index] == AFTER if index in self._members else newest
+
+    def _given(self, index: int, newest: bool) -> int | None:
+        """The input that a node is here; None for one that is computed here."""
+        line = self._line
         if index in line.leaves:
             kind, number = line.leaves[index]
-            made = self._input(Key(kind, number, newest and kind == CARRY), index)
-        elif mine or line.free(index) or (node.op in FOLDED and line.roles[index] == FORWARD):
-            made = self._builder.add(node.op, *(self._value(operand, newest) for operand in node.inputs), **node.attrs)
-        else:
-            made = self._input(Key(VALUE, index), index)
-        self._local[index, newest] = made
-        return made
+            return self._input(Key(kind, number, newest and kind == CARRY), index)
+        folded = line.body.nodes[index].op in FOLDED and line.roles[index] == FORWARD
+        here = index in self._members or line.free(index) or folded
+        return None if here else self._input(Key(VALUE, index), index)
 
     def _input(self, key: Key, index: int) -> int:
-        if key not in self.needs:
-            self.needs.append(key)
-        return self._builder.input(str(self.needs.index(key)), *self._line.body.types[index])
+        slot = self.needs.setdefault(key, len(self.needs))
+        return self._builder.input(str(slot), *self._line.body.types[index])

@@ -42,7 +42,7 @@ from .stage_search import Load, Stages, Team, best_stages
 
 PLACES_MAX = 160  # places that are looked at when the line is cut
 PLANS_MAX = 3  # numbers of stages of which plans are made, those first that look best
-STATE_VALUES = 4  # of a large state: of steps under way, and one that is made
+STATE_VALUES = 4  # of a large state: of steps in flight, and one that is made
 MESSAGE_BYTES = 1 << 16  # what takes as long to send as the message for a tensor
 
 

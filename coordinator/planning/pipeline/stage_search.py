@@ -80,6 +80,7 @@ class _Search:
     send_s: Send
     in_flight: Callable[[int], int]
     _slices: dict[tuple[int, int], Vector] = field(default_factory=dict)
+    _sent: dict[tuple[int, int], Vector] = field(default_factory=dict)
 
     def best(self, count: int) -> Stages | None:
         best: tuple[float, tuple[int, ...], tuple[int, ...]] | None = None
@@ -190,6 +191,8 @@ class _Search:
         line = self.line
         if following is None:
             return np.zeros(len(line.fixed_bytes) + 1)
-        up = [self.send_s(team, following, float(size)) for size in (*line.up_bytes, 0.0)]
-        down = [self.send_s(following, team, float(size)) for size in (*line.down_bytes, 0.0)]
-        return np.array([one + other for one, other in zip(up, down, strict=True)])
+        if (team, following) not in self._sent:
+            up = [self.send_s(team, following, float(size)) for size in (*line.up_bytes, 0.0)]
+            down = [self.send_s(following, team, float(size)) for size in (*line.down_bytes, 0.0)]
+            self._sent[team, following] = np.array([one + other for one, other in zip(up, down, strict=True)])
+        return self._sent[team, following]

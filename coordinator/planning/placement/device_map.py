@@ -1,11 +1,13 @@
 """Device map: which worker computes what, where a DeviceMap says which layer is where.  Pure.
 
 A node that reads params is where these are; one that reads none is where its operands are, in the last of their rows,
-or if it has none, where what it makes is read first.
+or if it has none, where what it makes is read first.  What the program itself puts on a device, and reads no params, is
+there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from wire.errors import InputError, NoSuchDevice, PlacementError
@@ -13,15 +15,17 @@ from wire.ir.device_names import DeviceName
 from wire.policy.strategies import DeviceMap
 
 from ..model.cost_model import CostModel
+from ..model.device_constraints import pins
 from ..model.profiles import Profiles
 
 
-def named_workers(profiles: Profiles, layers: DeviceMap) -> Profiles:
-    """The workers that a device map names, and no others; NoSuchDevice for one that is not there,
-    InputError for a map of none."""
+def named_workers(profiles: Profiles, layers: DeviceMap, named: Collection[str] = ()) -> Profiles:
+    """The workers that a device map names, and those `named` by the program; NoSuchDevice for one of the map that is
+    not there, InputError for a map of none."""
     if not layers.rows:
         raise InputError("the device map is empty", next_step='Add layers: DeviceMap().layer("", WORKER) is everything')
     chosen = [profiles.workers[_site(profiles, row.worker)[0]] for row in layers.rows]
+    chosen += [worker for worker in profiles.workers if not {worker.node_id, worker.name}.isdisjoint(named)]
     return replace(profiles, workers=tuple(dict.fromkeys(chosen)))
 
 
@@ -51,9 +55,12 @@ def placed_by_map(model: CostModel, layers: DeviceMap) -> tuple[CostModel, list[
     }
     if devices:
         model = CostModel(model.graph, model.profiles, model.index, devices)
-    assignment = [worker for worker, _ in where]
+    assignment, moved = [worker for worker, _ in where], pins(model.graph)
     for unit, worker in enumerate(assignment):
         if model.device[worker][unit] < 0:
+            if model.index.units[unit] in moved and rows.keys().isdisjoint(model.index.leaves[unit]):
+                assignment[unit] = model.able[unit][0]
+                continue
             node = model.graph.nodes[model.index.units[unit]]
             raise PlacementError(
                 f"{layers.rows[row_of[unit] or 0].worker} cannot compute {node.op}, which the device map places there",
@@ -81,7 +88,9 @@ def _site(profiles: Profiles, name: str) -> tuple[int, int]:
 
 def _rows_of_params(model: CostModel, layers: DeviceMap) -> dict[int, int]:
     """The row of every param, by its node."""
-    names = {index: model.graph.nodes[index].attrs["name"] for index in model.graph.params}
+    names = {
+        index: str(model.graph.nodes[index].attrs["name"]).removeprefix("closure/") for index in model.graph.params
+    }
     rows = {index: layers.row_of(name) for index, name in names.items()}
     missing = [names[index] for index, row in rows.items() if row is None]
     if missing:

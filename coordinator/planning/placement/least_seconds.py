@@ -1,8 +1,9 @@
 """Least seconds: a bound of what an assignment is predicted to take, which costs a hundredth of the prediction.
 
-A call takes no less than its busiest device computes, and no less than one chain of units takes, each of which reads
-the one before: computing them where they are, and sending what crosses from worker to worker.  The chain is the longest
-by what units take where they are fastest.
+A call takes no less than its busiest device computes, no less than all devices would if they shared the work evenly,
+and no less than one chain of units takes, each of which reads the one before: computing them where they are, and
+sending what crosses from worker to worker.  The chain is the longest by what units take where they are fastest; there
+are units that have no worker yet.
 """
 
 from __future__ import annotations
@@ -25,17 +26,23 @@ class LeastSeconds:
         kinds, first = len(first_of), [first_of[kind] for kind in range(len(first_of))]
         self._seconds = np.array([[row[unit] for unit in first] for row in model.seconds]).reshape(-1, kinds)
         self._sites = np.array([[row[unit] for unit in first] for row in model.site], np.int64).reshape(-1, kinds)
+        self._least_s = self._seconds.min(axis=0)[self._kind_of]
         self._chain = self._longest_chain()
         self._chain_bytes = np.array([model.index.out_bytes[unit] for unit in self._chain], np.float64)
+        self._left_s = _sums_from(self._least_s)
+        self._chain_left_s = _sums_from(self._least_s[self._chain])
 
     def of(self, assignment: Assignment) -> float:
-        """No more than `CostModel.predict` says for all units assigned so."""
-        workers = np.array(assignment, np.int64)
-        busy_s = np.bincount(self._sites[workers, self._kind_of], self._seconds[workers, self._kind_of])
-        return max(float(busy_s.max()), self._chain_s(workers[self._chain])) * (1 - ROUNDING)
+        """No more than `CostModel.predict` says for all units, the first of them assigned so."""
+        workers, count = np.array(assignment, np.int64), len(assignment)
+        kinds, placed = self._kind_of[:count], int(np.searchsorted(self._chain, count))
+        busy_s = np.bincount(self._sites[workers, kinds], self._seconds[workers, kinds])
+        evenly_s = (busy_s.sum() + self._left_s[count]) / len(self._model.sites)
+        chain_s = self._chain_s(workers[self._chain[:placed]]) + self._chain_left_s[placed]
+        return max(float(busy_s.max()), float(evenly_s), float(chain_s)) * (1 - ROUNDING)
 
     def _chain_s(self, workers: NDArray[np.int64]) -> float:
-        """What the chain takes with its units on these workers."""
+        """What the chain takes as far as its units are on these workers."""
         (before,) = np.nonzero(workers[1:] != workers[:-1])
         count = len(self._model.profiles.workers)
         pairs, way = np.unique(workers[before] * count + workers[before + 1], return_inverse=True)
@@ -43,10 +50,10 @@ class LeastSeconds:
         latency_s = np.array([link.latency_s for link in links])
         per_byte_s = np.array([1.0 / link.bytes_per_s for link in links])
         sending_s = latency_s[way] + self._chain_bytes[before] * per_byte_s[way]
-        return float(self._seconds[workers, self._kind_of[self._chain]].sum() + sending_s.sum())
+        return float(self._seconds[workers, self._kind_of[self._chain[: len(workers)]]].sum() + sending_s.sum())
 
     def _longest_chain(self) -> NDArray[np.int64]:
-        least_s = self._seconds.min(axis=0)[self._kind_of].tolist()
+        least_s = self._least_s.tolist()
         until_s, came_from = list[float](), list[int]()
         for unit, operands in enumerate(self._model.index.operands):
             last = max(operands, key=until_s.__getitem__, default=-1)
@@ -58,3 +65,8 @@ class LeastSeconds:
             chain.append(unit)
             unit = came_from[unit]
         return np.array(chain[::-1], np.int64)
+
+
+def _sums_from(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Sum up, by position, what is there and behind it; 0 is behind the last."""
+    return np.append(np.cumsum(seconds[::-1])[::-1], 0.0)

@@ -2,7 +2,8 @@
 
 Every candidate is judged by the one cost function, `CostModel.predict`; the algorithms below only propose.
 
-  * Small graphs: branch and bound over all assignments, exact.  The bound is the prediction of the units so far.
+  * Small graphs: branch and bound over all assignments, exact.  The bound is the prediction of the units so far, and
+    what the others take at least.
   * `singles`: everything on one worker.
   * `slices`: contiguous slices of the topological order, one per worker, by dynamic programming over (cut position,
     worker) as in PipeDream (Narayanan et al., SOSP 2019, section 3.1), within each worker's memory; minimising either
@@ -10,7 +11,7 @@ Every candidate is judged by the one cost function, `CostModel.predict`; the alg
   * `earliest_finish`: list scheduling by upward rank, HEFT (Topcuoglu, Hariri, Wu 2002), for graphs with branches.
   * `refine`: moves of single nodes across a cut while they help, after Kernighan-Lin / Fiduccia-Mattheyses (1982).
 
-To add a strategy: a property of Partitioner and a case of `best`.  docs/planning.md tells why these and what they miss.
+To add a strategy: a property of Partitioner and a case of `best`.  docs/planning.md says why these and what they miss.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from ..model.profiles import Link
 from .least_seconds import LeastSeconds
 
 EXACT_ASSIGNMENTS_MAX = 600_000  # 3 workers to the power of 12 nodes
+EXACT_PREDICTIONS_MAX = 20_000  # some 2 s, after which the best of those that were looked at is refined
 POSITIONS_MAX = 160  # cut positions the dynamic program considers
 ORDERS_MAX = 24  # orders of workers along a pipeline that are tried
 REFINE_UNITS_MAX = 600  # above this a single prediction is too dear to try moves
@@ -43,14 +45,19 @@ class Partitioner:
     """The cheapest assignment for each strategy, by `Prediction.objective`; each is looked for when asked for.
 
     Whether it fits is for the caller to see.  Graphs with more units than `exact_max` and `refine_max` allow are not
-    searched as thoroughly.
+    searched as thoroughly, nor are those of which `predictions_max` do not show what is cheapest.
     """
 
     def __init__(
-        self, model: CostModel, exact_max: int = EXACT_ASSIGNMENTS_MAX, refine_max: int = REFINE_UNITS_MAX
+        self,
+        model: CostModel,
+        exact_max: int = EXACT_ASSIGNMENTS_MAX,
+        refine_max: int = REFINE_UNITS_MAX,
+        predictions_max: int = EXACT_PREDICTIONS_MAX,
     ) -> None:
         self.model = model
-        self._exact_max = exact_max
+        self.exact = False  # whether `auto` is the cheapest of all assignments, as far as it was looked for
+        self._exact_max, self._predictions_max = exact_max, predictions_max
         self._large = len(model.index.units) > refine_max  # a single prediction is too dear to try moves
 
     def best(self, strategy: str) -> Best:
@@ -65,12 +72,12 @@ class Partitioner:
 
     @cached_property
     def single(self) -> Best:
-        return _best(self.model, self._bounds, _singles(self.model))
+        return cheapest(self.model, self._bounds, _singles(self.model))
 
     @cached_property
     def pipeline(self) -> Best:
         """Uses every worker, where the graph has a unit for each."""
-        best = _best(self.model, self._bounds, _pipelines(self._slices))
+        best = cheapest(self.model, self._bounds, _pipelines(self._slices))
         return best if best[0].fits or self._large else _refine(self.model, best, keep=True)
 
     @cached_property
@@ -78,12 +85,15 @@ class Partitioner:
         model = self.model
         workers = len(model.profiles.workers)
         if workers == 1:
+            self.exact = True
             return self.single
-        cheapest = min(self.single, self.pipeline, key=lambda best: best[0].objective)
-        cheapest = _best(model, self._bounds, _latencies(self._slices), cheapest)
+        best = min(self.single, self.pipeline, key=lambda best: best[0].objective)
+        best = cheapest(model, self._bounds, _latencies(self._slices), best)
         if workers ** len(model.index.units) <= self._exact_max:
-            return _branch_and_bound(model, cheapest)
-        return cheapest if self._large else _refine(model, cheapest)
+            best, self.exact = _branch_and_bound(model, self._bounds, best, self._predictions_max)
+            if self.exact:
+                return best
+        return best if self._large else _refine(model, best)
 
     @cached_property
     def _slices(self) -> _Slices:
@@ -94,7 +104,7 @@ class Partitioner:
         return LeastSeconds(self.model)
 
 
-def _best(model: CostModel, bounds: LeastSeconds, proposals: Iterable[list[int]], known: Best | None = None) -> Best:
+def cheapest(model: CostModel, bounds: LeastSeconds, proposals: Iterable[list[int]], known: Best | None = None) -> Best:
     """The cheapest of the proposals and of what is `known`.  What a bound shows to be dearer is not predicted."""
     best = known
     for assignment in {tuple(proposal): proposal for proposal in proposals}.values():
@@ -356,25 +366,29 @@ def _neighbours(model: CostModel, assignment: Assignment, unit: int) -> list[int
     return sorted(worker for worker in near if model.device[worker][unit] >= 0)
 
 
-def _branch_and_bound(model: CostModel, best: Best) -> Best:
-    """Every assignment that could still be better than the best found, depth first in topological order."""
+def _branch_and_bound(model: CostModel, bounds: LeastSeconds, best: Best, predictions_max: int) -> tuple[Best, bool]:
+    """Every assignment that could still be better than the best found, depth first in topological order; and whether
+    these were all."""
     twins = model.profiles.twins
     assignment: list[int] = []
+    left = predictions_max
 
     def descend() -> None:
-        nonlocal best
+        nonlocal best, left
         unit = len(assignment)
         for worker in model.able[unit]:
             if twins[worker] >= 0 and twins[worker] not in assignment:
                 continue  # the twin has its turn first, and the rest would be the same
             assignment.append(worker)
-            bound = model.predict(assignment)
-            if bound.objective < best[0].objective:
-                if unit + 1 == len(model.index.units):
-                    best = (bound, list(assignment))
-                else:
-                    descend()
+            if left and (not best[0].fits or bounds.of(assignment) <= best[0].seconds):
+                left -= best[0].fits  # one that fits is looked for to the end
+                bound = model.predict(assignment)
+                if bound.objective < best[0].objective:
+                    if unit + 1 == len(model.index.units):
+                        best = (bound, list(assignment))
+                    else:
+                        descend()
             assignment.pop()
 
     descend()
-    return best
+    return best, left > 0

@@ -13,10 +13,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from wire.errors import PlacementError
 
 from ..model.cost_model import CostModel, Prediction
-from .sticky_placement import NO_HOMES, Homes, cuts, proposals_max
+from .least_seconds import LeastSeconds
+from .partition import cheapest
+from .sticky_placement import Homes, cuts, proposals_max
 
 ORDERS_MAX = 24  # of workers, that are tried
 MOVES_MAX = 200
+NO_UNITS: Mapping[int, int] = {}
 
 
 class StateColocation:
@@ -33,15 +36,16 @@ class StateColocation:
 
     def best(self, strategy: str) -> list[int]:
         """The cheapest assignment found; PlacementError if no worker can have some group."""
-        proposals = {tuple(assignment) for assignment in self._proposals(strategy)}
-        if not proposals:
+        if not self.model.index.units:
+            return []
+        if not all(self._able.values()):
             raise PlacementError("no worker has one device that computes all that reads or makes one tensor of a state")
-        judged = ((self.model.predict(assignment), list(assignment)) for assignment in proposals)
-        prediction, assignment = min(judged, key=lambda best: best[0].objective)
+        prediction, assignment = cheapest(self.model, LeastSeconds(self.model), self._proposals(strategy))
         return self._refined(prediction, assignment)[1] if strategy == "auto" else assignment
 
     def sticky(self, homes: Homes) -> list[int] | None:
-        """The cheapest assignment that leaves tensors where their homes are; None if there is none.
+        """The assignment that leaves tensors where their homes are, and of these one by which least moves; None if
+        there is none.
 
         Groups whose tensors have no common home are shared out.
         """
@@ -49,20 +53,34 @@ class StateColocation:
         lost = [number for number, worker in enumerate(at_home) if worker < 0]
         if len(lost) == len(self.groups):
             return None
+        others = (unit for unit in range(len(self.model.index.units)) if unit not in self._group_of)
+        loose = {unit: self._home_of((unit,), homes) for unit in others if self._read_by((unit,))}
         sizes = [self._bytes_of(self.groups[number]) or 1 for number in lost]
         ways = cuts(sizes, [self._able[self.groups[number]] for number in lost], self.model.by_speed)
         judged = []
         for way in itertools.islice(ways, proposals_max(self.model)):
             moved = dict(zip(lost, way, strict=True))
             chosen = [moved.get(number, worker) for number, worker in enumerate(at_home)]
-            for assignment in self._placed(chosen, homes):
-                judged.append((*self.model.predict(assignment).objective, assignment))
+            for assignment in self._placed(chosen, loose):
+                found, moved_bytes = self.model.predict(assignment), self._moved_bytes(assignment, homes)
+                judged.append((sum(found.short_bytes), moved_bytes, found.seconds, found.cut_bytes, assignment))
         return min(judged)[-1] if judged else None
 
-    def _home_of(self, group: Iterable[int], homes: Homes) -> int:
-        """The first worker that has all tensors that a group reads and can compute it, or -1."""
-        names = self._read_by(group)
-        return min((w for w in self._able[tuple(group)] if self._has(w, names, homes)), default=-1)
+    def _moved_bytes(self, assignment: Sequence[int], homes: Homes) -> int:
+        """The bytes of params that workers read which do not have them."""
+        index, graph, workers = self.model.index, self.model.graph, self.model.profiles.workers
+        read = {(leaf, worker) for unit, worker in enumerate(assignment) for leaf in index.leaves[unit]}
+        params = ((leaf, worker) for leaf, worker in read if graph.nodes[leaf].op == "param")
+        return sum(
+            index.leaf_bytes[leaf]
+            for leaf, worker in params
+            if workers[worker].node_id not in homes.get(graph.nodes[leaf].attrs["name"], ())
+        )
+
+    def _home_of(self, group: tuple[int, ...], homes: Homes) -> int:
+        """The first worker that has all tensors that a group, or a unit of none, reads and can compute it, or -1."""
+        names, able = self._read_by(group), self._able.get(group, self.model.able[group[0]])
+        return min((w for w in able if self._has(w, names, homes)), default=-1)
 
     def _has(self, worker: int, names: Iterable[str], homes: Homes) -> bool:
         node = self.model.profiles.workers[worker].node_id
@@ -116,15 +134,15 @@ class StateColocation:
         model = self.model
         count = len(model.profiles.workers)
         most = min(count, len(self.groups))
-        counts = {"single": [1], "pipeline": [most]}.get(strategy, list(range(1, most + 1)))
+        counts = {"single": [1], "pipeline": [most]}.get(strategy, list(range(1, max(most, 1) + 1)))
         weight = [min(sum(model.seconds[w][unit] for unit in group) for w in range(count)) for group in self.groups]
         for several in counts:
             for order in itertools.islice(itertools.permutations(model.by_speed[: max(several, 1)]), ORDERS_MAX):
                 yield from self._placed([order[place] for place in _even(weight, several)])
 
-    def _placed(self, chosen: Sequence[int], homes: Homes = NO_HOMES) -> Iterator[list[int]]:
+    def _placed(self, chosen: Sequence[int], loose: Mapping[int, int] = NO_UNITS) -> Iterator[list[int]]:
         """The groups on these workers, or on others where they cannot be; nothing if they can be nowhere.  What is in
-        no group goes where it has a home, if it reads something that has one."""
+        no group goes where it has a home, by `loose`."""
         model, index = self.model, self.model.index
         assignment = [-1] * len(index.units)
         for group, worker in zip(self.groups, chosen, strict=True):
@@ -133,18 +151,15 @@ class StateColocation:
                 return
             for unit in group:
                 assignment[unit] = worker if worker in able else able[0]
-        for unit in range(len(assignment)) if homes else ():
-            names = self._read_by([unit]) if assignment[unit] < 0 else set[str]()
-            at_home = [worker for worker in model.able[unit] if self._has(worker, names, homes)]
-            assignment[unit] = at_home[0] if names and at_home else assignment[unit]
+        for unit, worker in loose.items():
+            assignment[unit] = worker
         for unit in range(len(assignment)):  # after their operands, and what has none before its readers
             if assignment[unit] < 0:
                 assignment[unit] = self._near(unit, [assignment[operand] for operand in index.operands[unit]])
         for unit in reversed(range(len(assignment))):
             if assignment[unit] < 0:
                 assignment[unit] = self._near(unit, [assignment[consumer] for consumer in index.consumers[unit]])
-        if all(worker >= 0 for worker in assignment):
-            yield assignment
+        yield [worker if worker >= 0 else model.able[unit][0] for unit, worker in enumerate(assignment)]
 
     def _near(self, unit: int, neighbours: Sequence[int]) -> int:
         """The worker of most neighbours that can compute a unit, another one if none can, -1 without neighbours."""

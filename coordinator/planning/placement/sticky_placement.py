@@ -12,26 +12,26 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from wire.ir.graph import WireGraph
 from wire.passes.simplify import simplify
 from wire.policy.strategies import strategy_of
-from wire.units import size_text, time_text
+from wire.units import size_text
 
 from ..model.chosen_workers import chosen_profiles
 from ..model.cost_model import CostModel
+from ..model.device_constraints import by_worker
 from ..model.memory_check import missing
 from ..model.plan import Plan
-from ..model.plan_builder import plan_of
+from ..model.plan_builder import assigned_plan
 from ..model.profiles import Profiles
 from ..model.reproducible import reproducible_profiles
-from ..model.subgraphs import output_source, parts_of
 
 Homes = Mapping[str, Collection[str]]  # param -> the workers that have it
 NO_HOMES: Homes = {}
 STICKY_STRATEGIES = ("auto", "pipeline")  # the strategies that say nothing of which worker has what
 PROPOSALS_MAX = 64
+STEPS_MAX = 2_000  # of a search for an order of workers in which each can have its slice
 SHARES: Mapping[int, Sequence[tuple[float, ...]]] = {2: ((0.5, 0.5), (0.25, 0.75), (0.75, 0.25))}  # else even ones
 UNITS_LARGE, PROPOSALS_OF_LARGE_MAX = 600, 6  # one prediction takes time proportional to the graph
 
@@ -44,7 +44,7 @@ def sticky_plan(
     What was lost goes to those who have `kept` it for others, as far as they have room for all of that.
     PlacementError where no worker is there that may compute.
     """
-    graph = simplify(graph)
+    graph = simplify(by_worker(graph, profiles))
     whole = not graph.has_spmd and all(node.op != "constraint" for node in graph.nodes)
     parsed = strategy_of(strategy)
     if not (homes and whole and parsed.plain.text in STICKY_STRATEGIES):
@@ -78,8 +78,8 @@ def _at_home(model: CostModel, homes: Homes) -> tuple[list[int], list[int]]:
     lost: list[int] = []
     last = -1
     for unit in range(len(model.index.units)):
-        having, read = _having(model, unit, homes), bool(_params(model, unit))
-        able = sorted(having & set(model.able[unit])) if read else []
+        read = bool(_params(model, unit))
+        able = [each for each in sorted(_having(model, unit, homes)) if model.device[each][unit] >= 0] if read else []
         worker = last if last in able else (able or [-1])[0]
         assignment.append(worker)
         last = worker if able else last
@@ -93,10 +93,10 @@ def _params(model: CostModel, unit: int) -> list[int]:
 
 
 def _having(model: CostModel, unit: int, homes: Homes) -> set[int]:
-    """The workers that have all weights of a unit."""
+    """The workers that have all weights of a unit, which reads some."""
     names = [model.graph.nodes[leaf].attrs["name"] for leaf in _params(model, unit)]
-    workers = enumerate(model.profiles.workers)
-    return {number for number, worker in workers if all(worker.node_id in homes.get(name, ()) for name in names)}
+    places = model.profiles.places
+    return set[int].intersection(*({places[node] for node in homes.get(name, ()) if node in places} for name in names))
 
 
 def _kept(model: CostModel, assignment: Sequence[int], lost: Sequence[int], has: Mapping[int, set[int]]) -> list[int]:
@@ -120,11 +120,33 @@ def cuts(sizes: Sequence[int], able: Sequence[Collection[int]], workers: Sequenc
         yield []
         return
     for several in range(min(len(workers), len(sizes)), 0, -1):
-        for order in itertools.permutations(workers, several):
-            for shares in SHARES.get(several, ((1.0,) * several,)):
-                chosen = [order[at] for at in _sliced(sizes, shares)]
-                if all(worker in fit for worker, fit in zip(chosen, able, strict=True)):
-                    yield chosen
+        ways = [_shared_out(sizes, shares, able, workers) for shares in SHARES.get(several, ((1.0,) * several,))]
+        for found in itertools.zip_longest(*ways):
+            yield from (way for way in found if way is not None)
+
+
+def _shared_out(
+    sizes: Sequence[int], shares: Sequence[float], able: Sequence[Collection[int]], workers: Sequence[int]
+) -> Iterator[list[int]]:
+    """Ways to give the slices to workers, each to one that is able to have all of it; after STEPS_MAX steps without
+    another way there is no more."""
+    slices = _sliced(sizes, shares)
+    fit = [set(workers) for _ in shares]
+    for place, having in zip(slices, able, strict=True):
+        fit[place].intersection_update(having)
+    order, left, steps = list[int](), [iter(workers)], 0
+    while left and steps < STEPS_MAX + len(shares):
+        steps += 1
+        worker = next((each for each in left[-1] if each in fit[len(order)]), None)
+        if worker is None:
+            left.pop()
+            del order[-1:]
+        elif len(order) + 1 < len(shares):
+            order.append(worker)
+            left.append(iter([each for each in workers if each not in order]))
+        else:
+            yield [[*order, worker][place] for place in slices]
+            steps = 0
 
 
 def _sliced(sizes: Sequence[int], shares: Sequence[float]) -> list[int]:
@@ -164,14 +186,5 @@ def _bytes(model: CostModel, units: Collection[int]) -> int:
 
 
 def _plan(model: CostModel, strategy: str, assignment: list[int], lost_bytes: int) -> Plan:
-    prediction, sketches = model.arrange(assignment)
-    parts, place = parts_of(model, sketches)
-    outputs = tuple(output_source(model.graph, index, place) for index in model.graph.outputs)
-    workers = model.profiles.workers
-    used = sorted({workers[worker].name for worker in assignment})
-    took = f"predicted {time_text(prediction.seconds)} per call"
-    reasons = (
-        f"{len(used)} of {len(workers)} workers ({', '.join(used)}), {took}",
-        f"weights stay where they are; {size_text(lost_bytes)} that a lost worker alone had go to others",
-    )
-    return replace(plan_of(model.graph, parts, model.profiles, strategy, outputs, prediction), reasons=reasons)
+    where = f"weights stay where they are; {size_text(lost_bytes)} that a lost worker alone had go to others"
+    return assigned_plan(model, strategy, assignment, "call", where)

@@ -1,4 +1,4 @@
-"""Parity groups: contents of several workers that are checked together, and who keeps the checks.  Pure.
+"""Parity groups: contents of several workers that are checked together, and which workers keep the checks.  Pure.
 
 A group has contents of different workers, and as many checks of them on workers that have none of these: so whoever
 dies takes one share of a group at most, and any of the others give it back (`wire/erasure/gf256.py`).  A group of one
@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from wire.erasure.gf256 import checks, coefficients
+from wire.erasure.gf256 import SHARES_MAX, checks, coefficients
 from wire.policy.redundancy import Copies
 
 
@@ -103,7 +103,7 @@ class _GreedyPacker:
         self._left: dict[str, list[HeldContent]] = {}  # by owner, the largest first
         for content in sorted(_exposed(held, nodes, copies), key=lambda c: (-c.size_bytes, str(c.content))):
             self._left.setdefault(min(content.owners), []).append(content)
-        members_max = len(nodes) - copies.extra
+        members_max = min(len(nodes), SHARES_MAX) - copies.extra
         self._members_max = min(copies.members or members_max, members_max)
         self._checks = copies.extra
         self._bounded, self._roomiest_first = room is not None, roomiest_first

@@ -1,9 +1,9 @@
 """What a redundancy policy costs: in memory of each worker, and in bytes and seconds after each death.  Pure.
 
 It is counted from a plan and from the groups that `coordinator/plan_service/weight_redundancy.py` makes of it, and so
-is what it will be: who holds which weights, who keeps checks of them, and what has to go where to make again what a
-worker alone had.  Seconds are those until the others have it, by the slowest link that it goes over; a death is noticed
-before that, and planned for.
+is what it will be: which workers hold which weights, which keep checks of them, and what has to go where to make again
+what a worker alone had.  Seconds are those until the others have it, by the slowest link that it goes over; a death is
+noticed before that, and planned for.
 """
 
 from __future__ import annotations

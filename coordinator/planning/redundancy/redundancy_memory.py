@@ -5,7 +5,7 @@ it, plans are made for smaller budgets: those that leave what the copies of the 
 share out the weights more evenly.  The first that has room for all copies wins.
 
 Where none has, the best plan says what is not kept, what every worker would need, and the smallest change that would do
-(`Plan.unkept`).  Whether that is a refusal, whoever asked for the plan knows.
+(`Plan.unkept`).  The caller decides whether that is a refusal.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What if: what follows if a worker dies: the plan then, which weights have to go where, and from whom.  Pure.
 
 A weight comes from the nearest that has it: it is on the worker already, computed by or cached on its disk; another
-worker is known to have it; else the client sends it, who holds it for as long as its handle lives.  It does not know
+worker is known to have it; else the client sends it, which holds it for as long as its handle lives.  It does not know
 when a death is noticed, which is the detector's business (`coordinator/workers/failure_detector.py`), nor of a
 session's copies (`redundancy_cost.py`).
 """

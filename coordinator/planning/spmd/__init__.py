@@ -1,1 +1,1 @@
-"""SPMD: programs of ranks: who is which rank, what each computes, and what collectives cost."""
+"""SPMD: programs of ranks: which device is which rank, what each computes, and what collectives cost."""

@@ -58,7 +58,7 @@ class Pace:
 
 def uneven_speeds(even: WireGraph, profiles: Profiles) -> bool:
     """Whether workers differ so much in what they take for an even share that shares by speed may pay."""
-    seconds = [site.seconds(even) for site in _sites([even], profiles)]
+    seconds = [site.seconds(even) for site in fastest_sites([even], profiles)]
     return bool(seconds) and uneven(seconds)
 
 
@@ -68,7 +68,7 @@ def proposals(
     """Ways to split a batch of `pieces` pieces: `whole` is the program of one worker that has them all, `even` that
     of one of `ranks` ranks.  The fastest workers take part, at most `ranks`, and with `everybody` all of these."""
     share = -(-pieces // ranks)
-    sites = _sites([whole, even], profiles)
+    sites = fastest_sites([whole, even], profiles)
     paces = sorted((Pace.of(site, whole, even, pieces, share) for site in sites), key=lambda pace: pace.piece_s)[:ranks]
     if not paces:
         return ()
@@ -89,7 +89,7 @@ def _proposed(paces: Sequence[Pace], pieces: int, everybody: bool) -> Proposal:
     return Proposal(tuple(sorted(having, key=lambda row: -row[1])))
 
 
-def _sites(graphs: Sequence[WireGraph], profiles: Profiles) -> Iterator[Site]:
+def fastest_sites(graphs: Sequence[WireGraph], profiles: Profiles) -> Iterator[Site]:
     """The device of each worker that computes these fastest."""
     best: dict[str, tuple[float, Site]] = {}
     for site in able(graphs, profiles):

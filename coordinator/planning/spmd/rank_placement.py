@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -58,12 +58,18 @@ def sites_for(
         return profiles.link(one.worker.node_id, other.worker.node_id).seconds(PROBE_BYTES)
 
     proposals: dict[float, tuple[Site, ...]] = {}
+    tried: set[tuple[Site, ...]] = set()
+    cut = frozenset(way for way, link in profiles.links.items() if link.relayed)
     place = {site: number for number, site in enumerate(took.sites)}
     for seed in (None, *took.sites[:SEEDS_MAX]):
         order = took.sites if seed is None else [seed, *sorted(took.sites, key=partial(far, seed))]
-        chosen = sorted(_reaching(order, took, profiles), key=place.__getitem__)
-        if len(chosen) < len(graphs):
+        reaching = _reaching(order, took, cut, min(need_bytes))
+        if len(reaching) < len(graphs):
+            reaching = _reaching(order, took, cut)  # whether it fits is for the whole plan to see
+        chosen = tuple(sorted(reaching, key=place.__getitem__))
+        if len(chosen) < len(graphs) or chosen in tried:
             continue
+        tried.add(chosen)
         for arranged in dict.fromkeys((_arranged(chosen, sizes, far), *took.shared_out(chosen))):
             nodes = [site.worker.node_id for site in arranged]
             shared_s = sum(exchange_s(graph, axes, sizes, nodes, profiles) for graph in graphs[0])
@@ -73,7 +79,7 @@ def sites_for(
     if not proposals:
         raise PlacementError(
             f"no {len(graphs)} workers with a device for each rank of a grid all reach each other",
-            next_step="mesh-coord nodes -v says who does not reach whom, and mesh-coord doctor why",
+            next_step="mesh-coord nodes -v shows which nodes do not reach each other, and mesh-coord doctor why",
         )
     return proposals[min(proposals)]
 
@@ -134,6 +140,8 @@ class _Pairs:
     def __init__(self, ranks: Sequence[int], allowed: Callable[[int, Site], bool]) -> None:
         self._ranks, self._allowed = ranks, allowed
         self._site_of: dict[int, Site] = {}
+        self._free = dict.fromkeys(ranks)
+        self._hopeless: set[int] = set()  # ranks from which no change of places leads to a free one
 
     @property
     def complete(self) -> bool:
@@ -145,21 +153,28 @@ class _Pairs:
 
     def take(self, site: Site) -> bool:
         """Whether there is a rank for it, too: a free one, or one that becomes free as others change places."""
-        return not self.complete and self._place(site, set())
+        return not self.complete and self._place(site)
 
-    def _place(self, site: Site, seen: set[int]) -> bool:
-        mine = [rank for rank in self._ranks if rank not in seen and self._allowed(rank, site)]
-        free = next((rank for rank in mine if rank not in self._site_of), None)
-        if free is not None:
-            self._site_of[free] = site
-            return True
-        for rank in mine:
-            if rank not in seen:
-                seen.add(rank)
-                if self._place(self._site_of[rank], seen):
-                    self._site_of[rank] = site
-                    return True
-        return False
+    def _place(self, site: Site) -> bool:
+        seen, asked, path = self._hopeless, list[int](), list[tuple[Site, Iterator[int]]]()
+        while True:  # `path` are the sites that would have the rank of the next one each, `asked` those ranks
+            free = next((rank for rank in self._free if self._allowed(rank, site)), None)
+            if free is not None:
+                del self._free[free]
+                self._site_of[free] = site
+                self._site_of.update((rank, before) for rank, (before, _) in zip(asked, path, strict=True))
+                self._hopeless = set()
+                return True
+            mine = [rank for rank in self._ranks if rank not in seen and self._allowed(rank, site)]
+            path.append((site, iter(mine)))
+            while (rank := next((each for each in path[-1][1] if each not in seen), None)) is None:
+                path.pop()
+                if not path:
+                    return False
+                asked.pop()
+            seen.add(rank)
+            asked.append(rank)
+            site = self._site_of[rank]
 
 
 def able(graphs: Iterable[WireGraph], profiles: Profiles) -> Iterable[Site]:
@@ -183,16 +198,24 @@ def able(graphs: Iterable[WireGraph], profiles: Profiles) -> Iterable[Site]:
                 yield Site(worker, device)
 
 
-def _reaching(order: Iterable[Site], took: _SiteSeconds, profiles: Profiles) -> list[Site]:
-    """The first of these that all reach each other, and can be the ranks: what ranks exchange is not relayed."""
+def _reaching(
+    order: Iterable[Site], took: _SiteSeconds, cut: Collection[tuple[str, str]], need_bytes: int = 0
+) -> list[Site]:
+    """The first of these that all reach each other, and can be the ranks: what ranks exchange is not relayed.  Workers
+    have room for as much as each of theirs needs."""
     chosen: dict[Site, None] = {}
+    room: dict[str, int] = {}
     pairs = took.pairs(())
     for site in order:
         if pairs.complete:
             break
         ways = ((site.worker.node_id, other.worker.node_id) for other in chosen)
-        if site not in chosen and not any(profiles.link(*way).relayed for way in ways) and pairs.take(site):
+        left = room.get(site.worker.node_id, site.worker.memory_bytes) - need_bytes
+        if site in chosen or left < 0 or (cut and any(way in cut for way in ways)):
+            continue
+        if pairs.take(site):
             chosen[site] = None
+            room[site.worker.node_id] = left
     return list(chosen)
 
 

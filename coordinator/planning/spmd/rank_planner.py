@@ -101,8 +101,9 @@ class _GangResult:
         if None in first and shape == self.blocks.shape:
             return first[None]
         windows = ((part, window or Window((0,) * len(shape), self.blocks.shape)) for window, part in first.items())
-        clipped = ((part, _clipped(window, shape)) for part, window in windows)
-        return Pieces(tuple((part, window) for part, window in clipped if min(window.sizes, default=1) > 0))
+        clipped = [(part, _clipped(window, shape)) for part, window in windows]
+        there = [(part, window) for part, window in clipped if min(window.sizes, default=1) > 0]
+        return Pieces(tuple(there or clipped[:1]))  # a tensor of no elements comes from somewhere, too
 
 
 # -- the plan ---------------------------------------------------------------------------------------------
@@ -361,7 +362,7 @@ def _sites(gangs: Sequence[RankWork], profiles: Profiles) -> dict[tuple[Axes, Si
 def _given(
     gangs: Sequence[RankWork], given: Sequence[Site], profiles: Profiles
 ) -> dict[tuple[Axes, Sizes], tuple[Site, ...]]:
-    """Take sites that somebody else chose; PlacementError if one of them cannot compute its ranks."""
+    """Use sites that the caller chose; PlacementError if one of them cannot compute its ranks."""
     for ranks in gangs:
         fit = {graph: set(able([graph], profiles)) for graph in dict.fromkeys(ranks.graphs)}
         lacking = {site for site, graph in zip(given, ranks.graphs, strict=True) if site not in fit[graph]}
@@ -383,7 +384,7 @@ def _trimmed(graph: WireGraph, index: int) -> int | None:
     """The result of ranks of which a node is the first elements along each dimension, which whoever puts it together
     can leave out as well."""
     node = graph.nodes[index]
-    if node.op != "slice" or any(node.attrs["start"]) or set(node.attrs["step"]) > {1}:
+    if node.op != "slice" or any(node.attrs["start"]) or set(node.attrs["step"]) - {1}:
         return None
     return node.inputs[0] if graph.nodes[node.inputs[0]].op == "spmd" else None
 

@@ -3,7 +3,7 @@
 All ranks have one graph, and the blocks that their specs say.  Where the body branches by who a rank is, ranks that
 take other branches have graphs of their own (`wire/passes/specialise_ranks.py`), and are given what those read.
 
-It knows no devices: who is which rank, and where operands come from, is the plan's (`rank_planner.py`).
+It knows no devices: which device is which rank, and where operands come from, is the plan's (`rank_planner.py`).
 """
 
 from __future__ import annotations

@@ -58,10 +58,13 @@ def counts(strategy: Split, profiles: Profiles) -> Iterator[int]:
     halves = [most >> times for times in range(most.bit_length())]
     tried = sorted({*halves, min(_good(profiles), RANKS_MAX)} & {*filter(strategy.divides, range(2, most + 1))})
     if not tried:
-        least = next(filter(strategy.divides, range(2, RANKS_MAX + 1)))
+        least = 2 * strategy.tensor if isinstance(strategy, DataTensor) else 2
+        few = f"and the mesh has {len(profiles.workers)}" if least <= RANKS_MAX else f"and up to {RANKS_MAX} are tried"
         raise PlacementError(
-            f"the strategy {strategy.word!r} needs {least} workers at least, and the mesh has {most}",
-            next_step="Start another mesh-worker, or choose strategy='single'",
+            f"the strategy {strategy.word!r} needs {least} workers at least, {few}",
+            next_step="Start another mesh-worker, or choose strategy='single'"
+            if least <= RANKS_MAX
+            else "Say how many ranks there are to be, or choose smaller groups",
         )
     yield from reversed(tried)
 

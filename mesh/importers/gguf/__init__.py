@@ -86,9 +86,9 @@ def _settings(file: File, name: str, row: Architecture, experts: Experts | None)
     own = {key.removeprefix(f"{name}."): value for key, value in file.metadata.items() if key.startswith(f"{name}.")}
     strange = sorted(own.keys() - keys.keys() - set(UNREAD) - {"expert_count"})
     if strange:
-        told = ", ".join(f"{name}.{key} = {own[key]!r:.60}" for key in strange[:4])
+        listed = ", ".join(f"{name}.{key} = {own[key]!r:.60}" for key in strange[:4])
         raise Unsupported(
-            f"{file.path} has metadata that are not known, and may change what it computes: {told}",
+            f"{file.path} has metadata that are not known, and may change what it computes: {listed}",
             next_step="Load the model's Hugging Face folder",
         )
     settings: dict[str, Any] = {"model_type": row.mixture if experts else row.model_type, **row.known}

@@ -143,7 +143,7 @@ class _Cursor:
 
     def take(self, count: int) -> NDArray[np.uint8]:
         if count > len(self.data) - self.place:
-            raise self.damaged(f"{need_text(count)} are told at byte {self.place}, of {room_text(len(self.data))}")
+            raise self.damaged(f"{need_text(count)} are announced at byte {self.place}, of {room_text(len(self.data))}")
         self.place += count
         return self.data[self.place - count : self.place]
 
@@ -171,7 +171,7 @@ class _Cursor:
                 length = int.from_bytes(view[place:begin], "little")
                 place = begin + length
                 if place > end:
-                    raise self.damaged(f"{need_text(length)} are told at byte {begin}, of {room_text(end)}")
+                    raise self.damaged(f"{need_text(length)} are announced at byte {begin}, of {room_text(end)}")
                 found.append(str(view[begin:place], "utf-8"))
         except UnicodeDecodeError:
             raise self.damaged(f"a text of {key!r:.80} at {begin} is no UTF-8") from None

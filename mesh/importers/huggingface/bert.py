@@ -56,23 +56,23 @@ def _encoder(
     base = ("last_hidden_state", *pooled)
     tops = heads_of(rows, name, config, weights, prefix, base)
 
-    def embedded(own: Weights, inputs: Mapping[str, Value]) -> Array:
+    def embedded(params: Weights, inputs: Mapping[str, Value]) -> Array:
         ids = inputs[IDS.name]
         types = inputs.get(TYPES.name, mnp.zeros((1, 1), dtype=mnp.int32))
         positions = mnp.arange(ids.shape[1])[None, :] if padding is None else _roberta_positions(ids, padding)
         check_length(ids.shape[1], sizes["max_position_embeddings"] - (0 if padding is None else padding + 1))
-        x = own.embedding("word_embeddings", ids, "vocab_size", "hidden_size")
-        x = x + own.embedding("position_embeddings", positions, "max_position_embeddings", "hidden_size")
-        x = x + own.embedding("token_type_embeddings", types, "type_vocab_size", "hidden_size")
-        return own.layer_norm("LayerNorm", x, eps)
+        x = params.embedding("word_embeddings", ids, "vocab_size", "hidden_size")
+        x = x + params.embedding("position_embeddings", positions, "max_position_embeddings", "hidden_size")
+        x = x + params.embedding("token_type_embeddings", types, "type_vocab_size", "hidden_size")
+        return params.layer_norm("LayerNorm", x, eps)
 
-    def layer(own: Weights, x: Array, mask: Array | None) -> Array:
-        near = own.at("attention.self")
+    def layer(params: Weights, x: Array, mask: Array | None) -> Array:
+        near = params.at("attention.self")
         q, k, v = (split_heads(near.linear(part, x, "hidden_size"), heads) for part in ("query", "key", "value"))
-        looked, near = join_heads(scaled_dot_product_attention(q, k, v, mask)), own.at("attention.output")
+        looked, near = join_heads(scaled_dot_product_attention(q, k, v, mask)), params.at("attention.output")
         x = near.layer_norm("LayerNorm", near.linear("dense", looked, "hidden_size") + x, eps)
-        wide = act(own.linear("intermediate.dense", x, "intermediate_size"))
-        return own.layer_norm("output.LayerNorm", own.linear("output.dense", wide, "hidden_size") + x, eps)
+        wide = act(params.linear("intermediate.dense", x, "intermediate_size"))
+        return params.layer_norm("output.LayerNorm", params.linear("output.dense", wide, "hidden_size") + x, eps)
 
     def function(params: Mapping[str, Array], inputs: Mapping[str, Value]) -> dict[str, Array]:
         own, top, mask = Weights(params, sizes, prefix), Weights(params, sizes), key_mask(inputs)

@@ -32,18 +32,18 @@ def text_side(config: Config, sizes: dict[str, int]) -> Side:
     sizes |= config.sizes("vocab_size", "max_position_embeddings")
     end = config.integer("eos_token_id", least=0)
 
-    def side(own: Weights, inputs: Mapping[str, Value]) -> Outputs:
+    def side(params: Weights, inputs: Mapping[str, Value]) -> Outputs:
         ids = mnp.asarray(inputs[IDS.name])
         length = ids.shape[1]
         check_length(length, sizes["max_position_embeddings"])
-        near = own.at("embeddings")
+        near = params.at("embeddings")
         x = near.embedding("token_embedding", ids, "vocab_size", "hidden_size")
         positions = mnp.arange(length)[None]
         x = x + near.embedding("position_embedding", positions, "max_position_embeddings", "hidden_size")
         mask = both(causal_mask(length), key_mask(inputs))
         for number in range(layers):
-            x = tower_layer(tower, own.at(f"encoder.layers.{number}"), x, mask)
-        x = own.layer_norm("final_layer_norm", x, tower.eps)
+            x = tower_layer(tower, params.at(f"encoder.layers.{number}"), x, mask)
+        x = params.layer_norm("final_layer_norm", x, tower.eps)
         marks = ids if end == END_OF_OLD_FILES else mnp.astype(ids == end, mnp.int32)
         last = mnp.astype(mnp.argmax(marks, axis=1), mnp.int32)
         return x, apply("gather", x, last[:, None], axis=1, batch_dims=1)[:, 0]
@@ -60,7 +60,7 @@ def image_side(config: Config, sizes: dict[str, int]) -> Side:
         raise InputError(f"{config.file}: patch_size = {patch} is more than image_size = {image}")
     sizes |= config.sizes("num_channels", "patch_size") | {"patches + 1": tiles * tiles + 1}
 
-    def side(own: Weights, inputs: Mapping[str, Value]) -> Outputs:
+    def side(params: Weights, inputs: Mapping[str, Value]) -> Outputs:
         pixels = mnp.asarray(inputs[PIXELS.name])
         batch, channels, height, width = pixels.shape
         if (height, width) != (image, image):
@@ -68,15 +68,15 @@ def image_side(config: Config, sizes: dict[str, int]) -> Side:
         pixels = pixels[:, :, : tiles * patch, : tiles * patch]  # a convolution leaves out what fills no patch
         parts = mnp.reshape(pixels, (batch, channels, tiles, patch, tiles, patch))
         parts = mnp.reshape(mnp.permute_dims(parts, (0, 2, 4, 1, 3, 5)), (batch, tiles * tiles, -1))
-        near = own.at("embeddings")
+        near = params.at("embeddings")
         kernel = near("patch_embedding.weight", "hidden_size", "num_channels", "patch_size", "patch_size")
         x = mnp.astype(parts, kernel.dtype) @ mnp.reshape(kernel, (kernel.shape[0], -1)).T
         first = mnp.broadcast_to(near("class_embedding", "hidden_size"), (batch, 1, x.shape[-1]))
         x = mnp.concat([first, x], axis=1) + near("position_embedding.weight", "patches + 1", "hidden_size")
-        x = own.layer_norm("pre_layrnorm", x, tower.eps)  # as the files spell it
+        x = params.layer_norm("pre_layrnorm", x, tower.eps)  # as the files spell it
         for number in range(layers):
-            x = tower_layer(tower, own.at(f"encoder.layers.{number}"), x)
-        return x, own.layer_norm("post_layernorm", x[:, 0], tower.eps)
+            x = tower_layer(tower, params.at(f"encoder.layers.{number}"), x)
+        return x, params.layer_norm("post_layernorm", x[:, 0], tower.eps)
 
     return side
 

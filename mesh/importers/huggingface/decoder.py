@@ -18,13 +18,13 @@ from wire.errors import InputError
 from ... import nn
 from ... import numpy as mnp
 from ...core.array import Array
-from ...models.decoder import Attend, Decoder, Params, Scores, whole
+from ...models.decoder import Attend, Decoder, Mixture, Params, Scores, whole
 from ...models.model import Value
 from ...nn.attention import join_heads, split_heads
 from ...nn.precision import wide
 from ...numpy.promotion import cast
 from .config import Config
-from .experts import Activation, Experts, Mixture, mixture_of, split_experts
+from .experts import Activation, ExpertLayers, Experts, experts_of, split_experts
 from .family import IDS, MASK, Family, Kind, both, causal_mask, check_length, is_causal, key_mask, prefix_of, tied
 from .keys import Key
 from .rotary import SCALINGS, Rotary, rotary_of, rotary_tables, rotated
@@ -183,11 +183,11 @@ class _Shared:
         self.causal = is_causal(config, weights, self.prefix == names.prefixes[0])
         self.table = tied(config, weights, names.head, f"{self.prefix}{names.table}.weight") if self.causal else ""
         self.ends = form.final_norm(config)
-        self.mixture: Mixture | None = None
+        self.experts: ExpertLayers | None = None
         self.sparse: tuple[bool, ...] = (False,) * self.layers
         if form.experts:
             split_experts(weights, f"{self.prefix}{names.layer}.")
-            self.mixture = mixture_of(form.experts, config, self.sizes, self.act, self.width)
+            self.experts = experts_of(form.experts, config, self.sizes, self.act, self.width)
             self.sparse = form.experts.sparse(config, self.layers)
 
     def _size(self, config: Config, most: int) -> None:
@@ -218,20 +218,22 @@ class _Shared:
                 positions_max = min(positions_max, original)
         return Decoder(
             self.embed, self.layer, self.head, self.windows, self.shared, self.size, positions_max,
-            f"{self.prefix}{self.names.table}.weight", self.dtype,
+            f"{self.prefix}{self.names.table}.weight", self.dtype, self.mixture,
         )  # fmt: skip
 
-    def _norm(self, own: Weights, name: str, x: Array) -> Array:
-        return NORMS[self.form.norm](own, name, x, self.eps)
+    def _norm(self, params: Weights, name: str, x: Array) -> Array:
+        return NORMS[self.form.norm](params, name, x, self.eps)
 
-    def _split(self, own: Weights, x: Array) -> tuple[Array, Array, Array]:
+    def _split(self, params: Weights, x: Array) -> tuple[Array, Array, Array]:
         if len(self.names.qkv) == 3:
             q, k, v = (
-                own.linear(name, x, out, bias=self.flags["qkv_bias"])
+                params.linear(name, x, out, bias=self.flags["qkv_bias"])
                 for name, out in zip(self.names.qkv, (QUERIES, SHARED, SHARED), strict=True)
             )
             return split_heads(q, self.heads), split_heads(k, self.shared), split_heads(v, self.shared)
-        qkv = own.linear(self.names.qkv[0], x, TOGETHER, bias=self.flags["qkv_bias"], transposed=self.form.transposed)
+        qkv = params.linear(
+            self.names.qkv[0], x, TOGETHER, bias=self.flags["qkv_bias"], transposed=self.form.transposed
+        )
         if self.form.mixed:
             parts = mnp.reshape(qkv, (*qkv.shape[:-1], self.heads, 3, self.size))
             q, k, v = (mnp.moveaxis(parts[..., place, :], -2, -3) for place in range(3))
@@ -240,25 +242,25 @@ class _Shared:
         q, k, v = (qkv[..., start * self.size : stop * self.size] for start, stop in pairwise(heads))
         return split_heads(q, self.heads), split_heads(k, self.shared), split_heads(v, self.shared)
 
-    def _attention(self, own: Weights, number: int, x: Array, positions: Array, attend: Attend) -> Array:
-        q, k, v = self._split(own, x)
+    def _attention(self, params: Weights, number: int, x: Array, positions: Array, attend: Attend) -> Array:
+        q, k, v = self._split(params, x)
         if self.names.head_norms:
-            q, k = (self._norm(own, name, part) for name, part in zip(self.names.head_norms, (q, k), strict=True))
+            q, k = (self._norm(params, name, part) for name, part in zip(self.names.head_norms, (q, k), strict=True))
         if self.turns:
             turned = rotary_tables(positions, self.turns[self.kinds[number]])
             q, k = rotated(q, turned), rotated(k, turned)
-        sinks = own(self.names.sinks, self.heads_key) if self.names.sinks else None
+        sinks = params(self.names.sinks, self.heads_key) if self.names.sinks else None
         looked = attend(number, q, k, v, Scores(self.scales[number], self.cap, self.slopes, sinks))
-        return own.linear(
+        return params.linear(
             self.names.out, join_heads(looked), self.width, bias=self.flags["out_bias"], transposed=self.form.transposed
         )
 
-    def _feed_forward(self, own: Weights, number: int, x: Array) -> Array:
-        if self.mixture is not None and self.sparse[number]:
-            return self.mixture(own, x)
+    def _feed_forward(self, params: Weights, number: int, x: Array) -> Array:
+        if self.experts is not None and self.sparse[number]:
+            return self.experts.whole(params, x)
         *firsts, down = self.names.mlp
         out = TWICE if self.names.mlp == GATE_AND_UP else self.inner
-        linear = partial(own.linear, bias=self.flags["mlp_bias"], transposed=self.form.transposed)
+        linear = partial(params.linear, bias=self.flags["mlp_bias"], transposed=self.form.transposed)
         wide = [linear(name, x, out) for name in firsts]
         if out is TWICE:
             wide = [wide[0][..., : self.sizes[self.inner]], wide[0][..., self.sizes[self.inner] :]]
@@ -281,21 +283,57 @@ class _Shared:
         return x
 
     def layer(self, params: Params, number: int, x: Array, positions: Array, attend: Attend) -> Array:
-        own = Weights(params, self.sizes, f"{self.prefix}{self.names.layer}.{number}.")
-        y = self._norm(own, self.names.attention_norm, x) if self.flags["norms_first"] else x
-        looked = self._attention(own, number, y, positions, attend)
+        own = self._own(params, number)
+        base, y = self._attended(own, number, x, positions, attend)
+        return self._added(own, base, self._feed_forward(own, number, y))
+
+    def mixture(self, number: int) -> Mixture | None:
+        """The same layer in pieces, where it has experts."""
+        experts = self.experts
+        if experts is None or not self.sparse[number]:
+            return None
+
+        def begin(params: Params, x: Array, positions: Array, attend: Attend) -> tuple[Array, Array, Array]:
+            own = self._own(params, number)
+            base, y = self._attended(own, number, x, positions, attend)
+            return base, y, experts.routed(own, y)
+
+        def expert(params: Params, which: int, y: Array, parts: Array, total: Array) -> Array:
+            return experts.added(self._own(params, number), which, y, parts, total)
+
+        def end(params: Params, base: Array, y: Array, total: Array) -> Array:
+            own = self._own(params, number)
+            return self._added(own, base, experts.shared(own, y, total))
+
+        before = f"{self.prefix}{self.names.layer}.{number}."
+        return Mixture(begin, expert, end, tuple([f"{before}{name}" for name in experts.names]))
+
+    def _own(self, params: Params, number: int) -> Weights:
+        return Weights(params, self.sizes, f"{self.prefix}{self.names.layer}.{number}.")
+
+    def _attended(
+        self, params: Weights, number: int, x: Array, positions: Array, attend: Attend
+    ) -> tuple[Array, Array]:
+        """What the feed-forward network is added to, and what it takes."""
+        y = self._norm(params, self.names.attention_norm, x) if self.flags["norms_first"] else x
+        looked = self._attention(params, number, y, positions, attend)
         if self.flags["parallel"]:
-            return x + looked + self._feed_forward(own, number, self._norm(own, self.names.mlp_norm, x))
+            return x + looked, self._norm(params, self.names.mlp_norm, x)
         if self.names.attention_end_norm:
-            looked = self._norm(own, self.names.attention_end_norm, looked)
+            looked = self._norm(params, self.names.attention_end_norm, looked)
         x = (y if self.flags["of_norm"] else x) + looked
-        x = x if self.flags["norms_first"] else self._norm(own, self.names.attention_norm, x)
-        y = self._norm(own, self.names.mlp_norm, x) if self.flags["norms_first"] else x
-        wide = self._feed_forward(own, number, y)
+        x = x if self.flags["norms_first"] else self._norm(params, self.names.attention_norm, x)
+        y = self._norm(params, self.names.mlp_norm, x) if self.flags["norms_first"] else x
+        return (y if self.flags["of_norm"] else x), y
+
+    def _added(self, params: Weights, base: Array, wide: Array) -> Array:
+        """The next x."""
+        if self.flags["parallel"]:
+            return base + wide
         if self.names.mlp_end_norm:
-            wide = self._norm(own, self.names.mlp_end_norm, wide)
-        x = (y if self.flags["of_norm"] else x) + wide
-        return x if self.flags["norms_first"] else self._norm(own, self.names.mlp_norm, x)
+            wide = self._norm(params, self.names.mlp_end_norm, wide)
+        x = base + wide
+        return x if self.flags["norms_first"] else self._norm(params, self.names.mlp_norm, x)
 
     def _normed(self, params: Params, x: Array) -> Array:
         own = Weights(params, self.sizes, self.prefix)
@@ -358,18 +396,18 @@ def _slopes(heads: int) -> Array:
     return mnp.asarray(np.asarray([*powers, *between], np.float32))
 
 
-def _rms(own: Weights, name: str, x: Array, eps: float) -> Array:
-    return own.rms_norm(name, x, eps)
+def _rms(params: Weights, name: str, x: Array, eps: float) -> Array:
+    return params.rms_norm(name, x, eps)
 
 
-def _rms_wide(own: Weights, name: str, x: Array, eps: float, more: float = 0.0) -> Array:
+def _rms_wide(params: Weights, name: str, x: Array, eps: float, more: float = 0.0) -> Array:
     """The norm in float32 up to the factor, where Llama rounds before it."""
-    factor = wide(own(f"{name}.weight", x.shape[-1]))
+    factor = wide(params(f"{name}.weight", x.shape[-1]))
     return mnp.astype(nn.rms_norm(wide(x), factor + more if more else factor, eps=eps), x.dtype)
 
 
-def _layer(own: Weights, name: str, x: Array, eps: float) -> Array:
-    return own.layer_norm(name, x, eps)
+def _layer(params: Weights, name: str, x: Array, eps: float) -> Array:
+    return params.layer_norm(name, x, eps)
 
 
 NORMS: dict[str, Callable[[Weights, str, Array, float], Array]] = {

@@ -25,13 +25,13 @@ def distilbert(config: Config, weights: Arrays) -> Family:
     sizes = {**config.sizes("vocab_size", "dim", "hidden_dim", "max_position_embeddings"), LABELS: config.labels}
     tops = heads_of(HEADS, "DistilBert", config, weights, prefix, ("last_hidden_state",))
 
-    def layer(own: Weights, x: Array, mask: Array | None) -> Array:
-        near = own.at("attention")
+    def layer(params: Weights, x: Array, mask: Array | None) -> Array:
+        near = params.at("attention")
         q, k, v = (split_heads(near.linear(name, x, "dim"), heads) for name in ("q_lin", "k_lin", "v_lin"))
         looked = near.linear("out_lin", join_heads(scaled_dot_product_attention(q, k, v, mask)), "dim")
-        x = own.layer_norm("sa_layer_norm", looked + x, EPS)
-        wide = own.linear("ffn.lin2", act(own.linear("ffn.lin1", x, "hidden_dim")), "dim")
-        return own.layer_norm("output_layer_norm", wide + x, EPS)
+        x = params.layer_norm("sa_layer_norm", looked + x, EPS)
+        wide = params.linear("ffn.lin2", act(params.linear("ffn.lin1", x, "hidden_dim")), "dim")
+        return params.layer_norm("output_layer_norm", wide + x, EPS)
 
     def function(params: Mapping[str, Array], inputs: Mapping[str, Value]) -> dict[str, Array]:
         ids, mask, own, top = inputs[IDS.name], key_mask(inputs), Weights(params, sizes, prefix), Weights(params, sizes)

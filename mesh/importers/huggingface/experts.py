@@ -50,12 +50,30 @@ class Experts:
     sparse: Callable[[Config, int], tuple[bool, ...]] = field(default=lambda config, layers: (True,) * layers)
 
 
-Mixture = Callable[[Weights, Array], Array]
-"""From a layer's weights and x (batch, n, width) to (batch, n, width)."""
+@dataclass(frozen=True, slots=True)
+class ExpertLayers:
+    """The mixtures of a model's layers; each function takes the weights of a layer.
+
+    `routed(weights, x)` says how much of each expert a token of x (batch, n, width) gets, (batch, n, experts).
+    `added(weights, number, x, parts, total)` adds an expert to the total (batch, n, width), and `shared(weights, x,
+    total)` what all tokens get.  `names` are those of the experts within a layer.
+    """
+
+    routed: Callable[[Weights, Array], Array]
+    added: Callable[[Weights, int, Array, Array, Array], Array]
+    shared: Callable[[Weights, Array, Array], Array]
+    names: tuple[str, ...]
+
+    def whole(self, params: Weights, x: Array) -> Array:
+        """All that a layer's mixture makes of x, (batch, n, width)."""
+        parts, total = self.routed(params, x), mnp.zeros_like(x)
+        for number in range(len(self.names)):
+            total = self.added(params, number, x, parts, total)
+        return self.shared(params, x, total)
 
 
-def mixture_of(row: Experts, config: Config, sizes: dict[str, int], act: Activation, width: str) -> Mixture:
-    """The mixture by the settings; `sizes` gets those of its weights."""
+def experts_of(row: Experts, config: Config, sizes: dict[str, int], act: Activation, width: str) -> ExpertLayers:
+    """The mixtures by the settings; `sizes` gets those of their weights."""
     count, chosen = config.integer(row.count), config.integer(row.chosen)
     if chosen > count:
         raise InputError(f"{config.file}: {row.chosen} = {chosen} is more than {row.count} = {count}")
@@ -65,21 +83,21 @@ def mixture_of(row: Experts, config: Config, sizes: dict[str, int], act: Activat
     if row.shared:
         sizes |= config.sizes(row.shared_inner)
 
-    def expert(own: Weights, x: Array) -> Array:
+    def expert(params: Weights, x: Array) -> Array:
         if row.clamped:
-            both = own.linear("gate_up_proj", x, DOUBLE, transposed=True)
+            both = params.linear("gate_up_proj", x, DOUBLE, transposed=True)
             gate, up = mnp.minimum(both[..., ::2], limits[1]), mnp.clip(both[..., 1::2], -limits[1], limits[1])
-            return own.linear("down_proj", (up + 1) * (gate * nn.sigmoid(gate * limits[0])), width, transposed=True)
-        return feed_forward(own, row.parts, x, row.inner, width)
+            return params.linear("down_proj", (up + 1) * (gate * nn.sigmoid(gate * limits[0])), width, transposed=True)
+        return feed_forward(params, row.parts, x, row.inner, width)
 
-    def feed_forward(own: Weights, names: tuple[str, ...], x: Array, inner: str, width: str) -> Array:
+    def feed_forward(params: Weights, names: tuple[str, ...], x: Array, inner: str, width: str) -> Array:
         gate, up, down = names
-        gated = act(own.linear(gate, x, inner, bias=False)) * own.linear(up, x, inner, bias=False)
-        return own.linear(down, gated, width, bias=False)
+        gated = act(params.linear(gate, x, inner, bias=False)) * params.linear(up, x, inner, bias=False)
+        return params.linear(down, gated, width, bias=False)
 
-    def routed(own: Weights, x: Array) -> Array:
+    def routed(params: Weights, x: Array) -> Array:
         """How much of each expert a token gets, (batch, n, count): 0 of most of them."""
-        scores = wide(own.linear(row.router, x, row.count, bias=row.router_bias, rounds=False))
+        scores = wide(params.linear(row.router, x, row.count, bias=row.router_bias, rounds=False))
         places = mnp.argsort(mnp.argsort(-scores, axis=-1, stable=True), axis=-1)
         first = places < chosen
         if row.of_chosen:
@@ -91,22 +109,23 @@ def mixture_of(row: Experts, config: Config, sizes: dict[str, int], act: Activat
             parts = parts / mnp.sum(parts, axis=-1, keepdims=True)
         return mnp.astype(parts, x.dtype)
 
-    def mixture(own: Weights, x: Array) -> Array:
-        parts, total = routed(own, x), mnp.zeros_like(x)
-        for number in range(count):
-            near, part = own.at(row.expert.format(number)), parts[..., number : number + 1]
+    def added(params: Weights, number: int, x: Array, parts: Array, total: Array) -> Array:
+        near, part = params.at(row.expert.format(number)), parts[..., number : number + 1]
 
-            def computed(x: Array, part: Array, total: Array, near: Weights = near) -> Array:
-                return total + expert(near, x) * part
+        def computed(x: Array, part: Array, total: Array) -> Array:
+            return total + expert(near, x) * part
 
-            total = cond(mnp.any(part != 0), computed, lambda x, part, total: total, x, part, total)
-        if row.shared:
-            gate = nn.sigmoid(own.linear(f"{row.shared}_gate", x, 1, bias=False, rounds=False))
-            names = tuple([f"{row.shared}.{name}" for name in row.parts])
-            total = total + gate * feed_forward(own, names, x, row.shared_inner, width)
-        return total
+        chosen: Array = cond(mnp.any(part != 0), computed, lambda x, part, total: total, x, part, total)
+        return chosen
 
-    return mixture
+    def shared(params: Weights, x: Array, total: Array) -> Array:
+        if not row.shared:
+            return total
+        gate = nn.sigmoid(params.linear(f"{row.shared}_gate", x, 1, bias=False, rounds=False))
+        names = tuple([f"{row.shared}.{name}" for name in row.parts])
+        return total + gate * feed_forward(params, names, x, row.shared_inner, width)
+
+    return ExpertLayers(routed, added, shared, tuple([row.expert.format(number) for number in range(count)]))
 
 
 DOUBLE = "2 * the width of an expert"

@@ -43,10 +43,10 @@ def t5(config: Config, weights: Arrays) -> Family:
     tie(weights, "encoder.embed_tokens.weight", "shared.weight")  # whatever tie_word_embeddings says
     table = "encoder.embed_tokens.weight" if "encoder.embed_tokens.weight" in weights else "shared.weight"
 
-    def bias(own: Weights, length: int, mask: Array | None) -> Array:
+    def bias(params: Weights, length: int, mask: Array | None) -> Array:
         """(batch or 1, heads, length, length), added to the scores of every layer."""
         name = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-        rows = own(name, "relative_attention_num_buckets", "num_heads")
+        rows = params(name, "relative_attention_num_buckets", "num_heads")
         nearness = mnp.permute_dims(mnp.take(rows, mnp.asarray(_buckets(length, buckets, far)), axis=0), (2, 0, 1))[
             None
         ]

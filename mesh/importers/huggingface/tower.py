@@ -24,13 +24,13 @@ class Tower:
     key_bias: bool = True
 
 
-def tower_layer(tower: Tower, own: Weights, x: Array, mask: Array | None = None) -> Array:
+def tower_layer(tower: Tower, params: Weights, x: Array, mask: Array | None = None) -> Array:
     """The next x (batch, n, width)."""
-    near, y = own.at("self_attn"), own.layer_norm(tower.norms[0], x, tower.eps)
+    near, y = params.at("self_attn"), params.layer_norm(tower.norms[0], x, tower.eps)
     q, k, v = (
         split_heads(near.linear(name, y, tower.width, bias=tower.key_bias or name != "k_proj"), tower.heads)
         for name in ("q_proj", "k_proj", "v_proj")
     )
     x = x + near.linear("out_proj", join_heads(scaled_dot_product_attention(q, k, v, mask)), tower.width)
-    wide = tower.act(own.linear(tower.maps[0], own.layer_norm(tower.norms[1], x, tower.eps), tower.inner))
-    return x + own.linear(tower.maps[1], wide, tower.width)
+    wide = tower.act(params.linear(tower.maps[0], params.layer_norm(tower.norms[1], x, tower.eps), tower.inner))
+    return x + params.linear(tower.maps[1], wide, tower.width)

@@ -38,29 +38,30 @@ def vit(config: Config, weights: Arrays) -> Family:
     base = ("last_hidden_state", *pooled)
     tops = heads_of(HEADS, "ViT", config, weights, prefix, base)
 
-    def embedded(own: Weights, pixels: Array) -> Array:
+    def embedded(params: Weights, pixels: Array) -> Array:
         batch, channels, height, width = pixels.shape
         if (height, width) != image:
             raise InputError(f"this model takes images of {image[0]} by {image[1]}, got {height} by {width}")
         pixels = pixels[:, :, : rows * patch[0], : columns * patch[1]]  # a convolution leaves out what fills no patch
         tiles = mnp.reshape(pixels, (batch, channels, rows, patch[0], columns, patch[1]))
         tiles = mnp.reshape(mnp.permute_dims(tiles, (0, 2, 4, 1, 3, 5)), (batch, rows * columns, -1))
-        near = own.at("patch_embeddings.projection")
+        near = params.at("patch_embeddings.projection")
         kernel = near("weight", "hidden_size", "num_channels", "patch height", "patch width")
         tiles = mnp.astype(tiles, kernel.dtype)
         x = tiles @ mnp.reshape(kernel, (kernel.shape[0], -1)).T + near("bias", "hidden_size")
-        first = mnp.broadcast_to(own("cls_token", 1, 1, "hidden_size"), (batch, 1, x.shape[-1]))
-        return mnp.concat([first, x], axis=1) + own("position_embeddings", 1, "patches + 1", "hidden_size")
+        first = mnp.broadcast_to(params("cls_token", 1, 1, "hidden_size"), (batch, 1, x.shape[-1]))
+        return mnp.concat([first, x], axis=1) + params("position_embeddings", 1, "patches + 1", "hidden_size")
 
-    def layer(own: Weights, x: Array) -> Array:
-        near, y = own.at("attention.attention"), own.layer_norm("layernorm_before", x, eps)
+    def layer(params: Weights, x: Array) -> Array:
+        near, y = params.at("attention.attention"), params.layer_norm("layernorm_before", x, eps)
         q, k, v = (
             split_heads(near.linear(name, y, HEADS_WIDTH, bias=qkv_bias), heads) for name in ("query", "key", "value")
         )
         looked = join_heads(scaled_dot_product_attention(q, k, v))
-        x = x + own.linear("attention.output.dense", looked, "hidden_size")
-        wide = act(own.linear("intermediate.dense", own.layer_norm("layernorm_after", x, eps), "intermediate_size"))
-        return x + own.linear("output.dense", wide, "hidden_size")
+        x = x + params.linear("attention.output.dense", looked, "hidden_size")
+        y = params.layer_norm("layernorm_after", x, eps)
+        wide = act(params.linear("intermediate.dense", y, "intermediate_size"))
+        return x + params.linear("output.dense", wide, "hidden_size")
 
     def function(params: Mapping[str, Array], inputs: Mapping[str, Value]) -> dict[str, Array]:
         own, top = Weights(params, sizes, prefix), Weights(params, sizes)

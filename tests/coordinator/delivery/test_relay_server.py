@@ -89,4 +89,4 @@ async def test_a_worker_that_relays_more_at_once_than_workers_do_is_refused(ends
         await relay.serve(ends["id-a"], GOOD)
     ends["id-b"].open.set()
     assert await asyncio.gather(*pieces) == [Done()] * RELAYED_AT_ONCE.most
-    assert await relay.serve(ends["id-a"], GOOD) == Done() and not relay._under_way
+    assert await relay.serve(ends["id-a"], GOOD) == Done() and not relay._in_flight

@@ -16,6 +16,7 @@ from coordinator.delivery.param_slices import ParamSlices
 from coordinator.delivery.tensor_store import TensorStore
 from coordinator.planning import plan_messages
 from coordinator.planning.model.plan import FromInput, FromParam, FromPart, Part, Pieces, Plan, Window
+from coordinator.planning.model.profiles import CLIENT
 from coordinator.planning.model.program import Program
 from coordinator.planning.plan_codec import plan_bytes, plan_from
 from coordinator.planning.plan_messages import Inventory
@@ -91,6 +92,15 @@ def test_what_a_plan_says_of_windows_is_what_workers_hear() -> None:
     assert part.sources[1].blob == blob.blob == b"r" * 32
     assert (blob.size_bytes, blob.shape) == (48, (4, 3))
     assert plan.describe()["parts"][0]["weight_bytes"] == 48
+
+
+def test_workers_that_have_content_are_asked_for_it_before_the_coordinator_unless_they_are_slower() -> None:
+    plan, blob = halved(), b"r" * 32
+    params = {FromParam("w", side): (blob, TensorType((4, 3), F32)) for side in (LEFT, RIGHT)}
+    holders = {"near": {blob}, "slow": {blob}, "without": set[bytes](), "far": {blob}}
+    inventory = Inventory(holders, {}, slower=lambda node: node == "slow")
+    (told,) = plan_messages.deploy(plan, "node-1", PlanKey(1, 1), params, inventory).blobs
+    assert told.holders == ("near", "far", CLIENT, "slow")
 
 
 def test_an_output_in_pieces_is_put_together() -> None:

@@ -11,13 +11,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.hostile.faulty_disk import FaultyDisk, Fuse, QuickDisk, quick_connect
 
 from coordinator.jobs.job_store import IN_ENTRY_BYTES_MAX, Content, JobStore, StoredEntry
 from coordinator.jobs.journal import FORGOTTEN, Entry
+from coordinator.jobs.stored_program import ProgramContent
 from wire.errors import BlobCorrupt, BlobMissing, LimitExceeded, NodeLost, NotDurable
-from wire.ir.codec import hash_bytes
+from wire.ir.codec import hash_array, hash_bytes
+from wire.ir.dtypes import F32
+from wire.ir.graph import GraphBuilder
 from wire.protocol.messages.standby import JOURNAL_BYTES_MAX
 from wire.system.atomic_files import Data, Disk
 
@@ -99,6 +103,20 @@ async def test_weights_stay_a_while_for_whoever_sends_them_again(tmp_path: Path)
     await store.close()
     store, _ = opened(tmp_path)
     assert files(tmp_path) == {hash_bytes(last).hex()}, "which its job needs"
+    await store.close()
+
+
+async def test_the_state_of_a_session_that_ended_does_not_stay_as_its_weights_do(tmp_path: Path) -> None:
+    """The caches of texts that move to another replica are another state each time, of megabytes."""
+    store, _ = opened(tmp_path)
+    builder = GraphBuilder()
+    arrays = {name: np.full(len(LONG), number, np.float32) for number, name in enumerate(("cache", "weights"))}
+    both = builder.add("add", *(builder.param(name, array.shape, F32) for name, array in arrays.items()))
+    program = ProgramContent(builder.build([both]), {name: (hash_array(a), a) for name, a in arrays.items()}, {})
+    await store.save("session", "accepted", {}, program.values({"cache": 0}))
+    assert files(tmp_path) == {hash_array(array).hex() for array in arrays.values()}
+    await store.save("session", "forgotten", {})
+    assert files(tmp_path) == {hash_array(arrays["weights"]).hex()}
     await store.close()
 
 

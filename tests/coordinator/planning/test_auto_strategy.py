@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -70,6 +71,12 @@ def test_rows_are_shared_out_where_there_is_much_to_do_with_each() -> None:
 def test_weights_are_shared_out_where_there_are_no_rows_to_share() -> None:
     plan = checked(layers(1, 256, 4), machines([1e-4] * 4))
     assert strategy_of(plan.how).word == "tensor"
+
+
+@pytest.mark.parametrize("speed", [0.0, 1e-320])
+def test_devices_that_say_they_do_next_to_nothing_have_a_plan(speed: float) -> None:
+    plan = checked(layers(8, 8, 2), near(*(worker(number, device(0, speed, speed)) for number in range(3))))
+    assert plan.parts and math.isfinite(plan.seconds)
 
 
 def test_one_worker_is_enough_for_what_is_little() -> None:

@@ -65,6 +65,15 @@ def test_a_buddy_keeps_as_much_as_there_is_and_three_workers_half_of_it_by_a_cod
     assert sum(moved_bytes(grouped(pieces, "abc", copies_of("buddy")), "b").values()) == 0  # they are there
 
 
+def test_groups_are_no_larger_than_there_are_codes_for() -> None:
+    nodes = [f"node-{number}" for number in range(100)]
+    contents = [HeldContent(node, 10, frozenset({node})) for node in nodes]
+    groups = grouped(contents, nodes, copies_of("coded"))
+    assert sum(len(group.members) for group in groups) == 100
+    assert all(len(group.rows[0]) == len(group.members) for group in groups)
+    assert sum(moved_bytes(groups, "node-7").values()) >= 10
+
+
 def test_what_enough_workers_have_is_in_no_group() -> None:
     both = HeldContent("w", 10, frozenset("ab"))
     assert grouped([both], "abc", copies_of("buddy")) == ()

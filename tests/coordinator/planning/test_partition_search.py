@@ -72,7 +72,7 @@ def model_for(seed: int, graph: WireGraph, workers: int) -> CostModel:
 def assert_cheapest(seed: int, graph: WireGraph, workers: int) -> tuple[Prediction, Assignment]:
     model = model_for(seed, graph, workers)
     assert len(model.profiles.workers) ** len(model.index.units) <= EXACT_ASSIGNMENTS_MAX
-    found, assignment = Partitioner(model).auto
+    found, assignment = Partitioner(model, predictions_max=EXACT_ASSIGNMENTS_MAX).auto
     assert found.objective == best_of_all(model).objective, f"seed {seed}, {workers} workers"
     assert model.predict(assignment) == found
     return found, assignment

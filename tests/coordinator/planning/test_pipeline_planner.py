@@ -16,11 +16,14 @@ import mesh
 import mesh.numpy as mnp
 from coordinator.planning.model.memory_check import memory_by_site
 from coordinator.planning.model.plan import FromParam, FromPart, Part, Plan
+from coordinator.planning.pipeline.stage_region import StageRegion
 from coordinator.planning.plan_codec import plan_bytes, plan_from
 from coordinator.planning.planner import make_plan
 from coordinator.planning.session_planner import Stateful, session_plan
 from mesh import Pipeline, optim, tree
 from wire.errors import InputError, PlacementError
+from wire.ir.dtypes import F32
+from wire.ir.graph import GraphBuilder
 from wire.policy.pipeline_schedules import BACKWARD, FORWARD, SCHEDULES
 
 SCHEDULES_OF_SUMS = ["gpipe", "1f1b"]
@@ -77,6 +80,31 @@ def test_rows_need_not_divide_into_micro_batches(rows: int, schedule: str) -> No
         assert float(step.told(found)["loss"]) == pytest.approx(expected, rel=1e-5)
         assert all(np.array_equal(one, other) for one, other in zip(whole, found, strict=True))
     assert all(np.isfinite(np.asarray(each)).all() for each in found)
+
+
+def test_what_is_computed_of_weights_alone_may_be_deep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the sum of squares of a thousand gradients is, for their norm."""
+
+    def deep(params: Any, x: Any, y: Any) -> Any:
+        (weight, bias), *rest = params
+        for _ in range(600):
+            weight = mnp.sin(weight)
+        return layers([(weight, bias), *rest], x, y)
+
+    monkeypatch.setitem(KINDS, "deep", (deep, *MODELS["layers"][1:]))
+    step = case.__wrapped__("deep", 4)
+    plan = make_plan(step.stepping.graph, alike(2), Pipeline(2, 4).text, step.stepping.carries)
+    assert len({part.node for part in plan.parts}) == 2
+
+
+def test_what_comes_after_the_loop_may_be_deep() -> None:
+    builder = GraphBuilder()
+    total = builder.input("x", (4,), F32)
+    for _ in range(2000):
+        total = builder.add("sin", total)
+    graph = builder.build([total])
+    region = StageRegion(graph)
+    assert region.builder.build([region.value(graph.outputs[0])]).nodes[-1] == graph.nodes[-1]
 
 
 # -- the order ----------------------------------------------------------------------------------------------

@@ -21,14 +21,14 @@ from coordinator.planning.model.profiles import Profiles, WorkerProfile
 from coordinator.planning.model.unit_work import needs
 from coordinator.planning.planner import make_plan
 from mesh.util.units import parse_size
-from wire.errors import InputError, PlacementError
+from wire.errors import InputError, NoSuchDevice, PlacementError
 from wire.ir.dtypes import F32, F64
 from wire.ir.graph import GraphBuilder
 from wire.ir.ops import COLLECTIVES
-from wire.policy.strategies import FOR_ANY_GRAPH
+from wire.policy.strategies import FOR_ANY_GRAPH, Single
 from worker.cpu import evaluate
 
-GRAPHS = 60
+GRAPHS = 40
 SIZE = r"[\d.]+ [KMG]?i?B"
 TENTH = 0.1  # of itself is the most that a size in a message is off
 GRAPHS_LONG = 1000
@@ -257,6 +257,21 @@ def test_of_many_workers_the_best_are_looked_at(make: Callable[..., Profiles]) -
         assert chosen == (strategy != "pipeline") and "of 200 workers" in plan.reasons[0]
     fastest = max(profiles.workers, key=lambda each: each.devices[0].gflops)
     assert fastest in profiles.best(16).workers and len(profiles.best(16).workers) == 16
+
+
+@pytest.mark.parametrize("number", [0, 8, 30, 39])
+def test_a_device_goes_by_its_number_among_all_however_many_there_are(number: int) -> None:
+    workers = [worker(n, device(0, 50.0 - n, 1.0, engine="wgsl"), device(1, 1.0, 1.0)) for n in range(40)]
+    builder = GraphBuilder()
+    moved = builder.add("transfer", builder.input("x", (8,), F32), device=f"accelerator {number}")
+    graph = builder.build([builder.add("sin", moved)])
+    named = sorted(workers, key=lambda each: each.name)[number]
+    for strategy in ("auto", Single(workers=(named.name, "worker-3")).text):
+        plan = make_plan(graph, near(*workers), strategy)
+        assert [(part.node, part.device) for part in plan.parts] == [(named.node_id, 0)]
+    others = tuple(each.name for each in workers if each is not named)
+    with pytest.raises(NoSuchDevice, match=f"no device '{named.name}:0'"):
+        make_plan(graph, near(*workers), Single(workers=others).text)
 
 
 def test_more_workers_are_looked_at_where_the_best_have_too_little_memory() -> None:

@@ -25,9 +25,10 @@ def test_devices_that_are_not_numbered_in_order_are_refused(indices: tuple[int, 
         worker_profile("n", "desk", Joined(numbered(*indices), 1 << 30, ()), OPS)
 
 
+@pytest.mark.parametrize("value", [math.inf, 1e308])
 @pytest.mark.parametrize("figure", ["gflops", "gbytes_per_s", "dispatch_s"])
-def test_a_device_of_endless_speed_is_refused(figure: str) -> None:
-    report = msgspec.structs.replace(CPU, **{figure: math.inf})
+def test_a_device_of_endless_speed_is_refused(figure: str, value: float) -> None:
+    report = msgspec.structs.replace(CPU, **{figure: value})
     with pytest.raises(ProtocolError, match="endless speed"):
         worker_profile("n", "desk", Joined((report,), 1 << 30, ()), OPS)
 

@@ -125,6 +125,21 @@ def test_what_all_ranks_have_comes_back_from_one() -> None:
     assert plan.outputs == (FromPart(2, 0),)
 
 
+@pytest.mark.parametrize(
+    ("start", "stop", "step"),
+    [((0, 0), (8, 8), (2, 2)), ((0, 0), (8, 8), (1, 2)), ((0, 0), (3, 8), (1, 1)), ((0, 0), (0, 8), (1, 1))],
+    ids=["every second", "every second column", "the first rows", "nothing"],
+)
+def test_what_is_cut_of_the_result_of_ranks_is_right(start: Any, stop: Any, step: Any) -> None:
+    builder = GraphBuilder()
+    (made,) = builder.graph(halves(), {})
+    graph = builder.build([builder.add("slice", made, start=start, stop=stop, step=step)])
+    x, w = (np.random.default_rng(seed).standard_normal((8, 8)).astype(np.float32) for seed in (0, 1))
+    plan = make_plan(graph, SIX, "ranks")
+    validate(plan)
+    assert same(run_plan(plan, {"x": x}, {"w": w}), whole(graph, {"x": x, "w": w}))
+
+
 def test_an_ordinary_part_cuts_what_ranks_get_of_it_and_joins_what_they_made() -> None:
     builder = GraphBuilder()
     body = GraphBuilder()
@@ -202,6 +217,14 @@ def test_too_few_devices_and_too_little_memory_say_need_and_have() -> None:
     small = near(*(worker(number, device(0, 1.0, 1.0), memory_bytes=1500) for number in range(6)))
     with pytest.raises(PlacementError, match=r"2.0 KiB each.*has 1.4 KiB"):
         make_plan(graph, small, "ranks")
+
+
+def test_devices_of_one_worker_share_its_memory() -> None:
+    fast = worker(0, device(0, 9.0, 9.0, engine="wgsl"), device(1, 9.0, 9.0, engine="wgsl"), memory_bytes=600)
+    plan = make_plan(halves(), near(fast, worker(1, device(0, 1.0, 1.0))), "ranks")
+    assert {part.node for part in plan.parts} == {"node-0", "node-1"}
+    with pytest.raises(PlacementError, match=r"worker-0 needs \S+ \S+ and has 600 B"):
+        make_plan(halves(), near(fast), "ranks")
 
 
 def test_single_and_pipeline_compute_all_ranks_as_one_program_and_say_so() -> None:

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 from support.machines.profiles import device, near, worker
 
+from coordinator.planning import auto_strategy
 from coordinator.planning.model.memory_check import memory_by_worker
 from coordinator.planning.model.plan import Plan
 from coordinator.planning.model.profiles import Profiles
 from coordinator.planning.planner import Question
 from coordinator.planning.redundancy.parity_groups import grouped, kept_bytes, unkept
 from coordinator.planning.redundancy.redundancy_memory import contents_of, room_of
+from coordinator.planning.spmd.split_strategies import split
 from mesh.util.units import parse_size
 from wire.errors import PlacementError
 from wire.ir.dtypes import F32
@@ -110,3 +112,13 @@ def test_no_worker_exceeds_its_memory_whatever_there_is_of_it(text: str) -> None
             check(after, roomier, text)
             assert after.unkept is None, "the change that was said to do does not"
     assert told >= 5 and kept >= 5, (told, kept)
+
+
+def test_a_program_is_split_once_however_many_budgets_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, int]] = []
+    monkeypatch.setattr(auto_strategy, "split", lambda *given: asked.append((given[1].text, given[2])) or split(*given))
+    graph = layered([256] * 7)
+    layer = 4 * 256 * 256
+    slow = near(*(worker(n, device(0, 1e-3, 1e-3), memory_bytes=2 * layer + (1 << 14)) for n in range(4)))
+    plan = Question(graph, "auto", slow, "buddy").answer()
+    assert plan.unkept is not None and len(asked) == len(set(asked)) > 1

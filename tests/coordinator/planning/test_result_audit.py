@@ -12,7 +12,9 @@ from support.machines.profiles import device, near, worker
 from support.machines.run_plan import run_plan
 
 from coordinator.planning import plan_messages
+from coordinator.planning.audit import result_audit
 from coordinator.planning.audit.result_audit import AUDITORS, FREIVALDS_FLOPS_MIN, Auditor, audit_graph, audited
+from coordinator.planning.model.memory_check import missing
 from coordinator.planning.model.plan import Audit, FromPart
 from coordinator.planning.planner import make_plan
 from wire.ir.dtypes import C64, F32
@@ -192,6 +194,27 @@ def test_every_part_and_every_worker_gets_its_turn() -> None:
     audits = [audited(plan, variant, profiles).audit for variant in range(24)]
     assert {audit.part for audit in audits if audit} == {part.index for part in plan.parts}
     assert {node for audit in audits if audit for node in audit.auditors} == {each.node_id for each in profiles.workers}
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_result_of_no_elements_has_no_differences(exact: bool) -> None:
+    made = GraphBuilder()
+    x = made.input("0", (0, 4), F32)
+    graph = made.build([made.add("sin", x), made.add("reduce_sum", x, axes=(0,))])
+    none, zeros = np.zeros((0, 4), np.float32), np.zeros(4, np.float32)
+    assert differences(graph, [none], [none, zeros], exact) == 0
+
+
+def test_auditors_are_workers_with_room_and_no_others_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    small, large = 1 << 10, 1 << 20
+    rooms = [large, small, large, small, large, *[large] * 20]
+    workers = [worker(number, device(0, 1e-3, 1e-3), memory_bytes=room) for number, room in enumerate(rooms)]
+    plan = make_plan(layer(64), near(workers[0]), "single")
+    asked: list[WireGraph] = []
+    monkeypatch.setattr(result_audit, "audit_graph", lambda *given: asked.append(given[0]) or audit_graph(*given))
+    sampled = audited(plan, 0, near(*workers))
+    assert sampled.audit is not None and sampled.audit.auditors == ("node-2", "node-4")
+    assert not any(missing(sampled, near(*workers))) and len(asked) == 4
 
 
 def test_where_nobody_else_can_compute_it_there_is_no_audit() -> None:

@@ -7,18 +7,32 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.call_count import calls_of
 from support.cases.training import batch, first_state, train
 from support.machines.profiles import device, near, worker
 
+from coordinator.planning import plan_messages
+from coordinator.planning.model.cost_model import CostModel
 from coordinator.planning.model.memory_check import memory_by_site
 from coordinator.planning.model.plan import FromPart, FromState, Plan
 from coordinator.planning.model.profiles import Profiles
 from coordinator.planning.placement.state_colocation import _even
 from coordinator.planning.plan_codec import plan_bytes, plan_from
-from coordinator.planning.session_planner import Stateful, check_carried, session_plan, sticky_session_plan
+from coordinator.planning.plan_messages import Inventory
+from coordinator.planning.session_planner import (
+    Stateful,
+    check_carried,
+    interim_plan,
+    session_plan,
+    sticky_session_plan,
+)
 from mesh.functions.step_trace import Stepping
 from wire.errors import InputError, PlacementError
-from wire.policy.strategies import Auto, Pipeline, Single, Strategy
+from wire.ir.dtypes import F32
+from wire.ir.graph import GraphBuilder, WireGraph
+from wire.ir.types import TensorType
+from wire.policy.strategies import Auto, DataTensor, Pipeline, Single, Strategy
+from wire.protocol.messages import PlanKey
 
 STEP = Stepping(train, first_state(), batch(0), "auto")
 STATE = Stateful(STEP.carries, STEP.returned_count, values=2)
@@ -69,6 +83,86 @@ def test_ranks_need_not_divide_the_state(strategy: str) -> None:
     assert len(plan.gangs[0].parts) == 3, "of tensors of 16"
 
 
+def test_ranks_in_groups_are_as_many_as_make_groups_and_have_the_state_in_place() -> None:
+    builder = GraphBuilder()
+    x, state = builder.input("x", (6,), F32), builder.param("s", (6, 6), F32)
+    total = builder.add("add", builder.add("broadcast", x, shape=(6, 6)), state)
+    graph = builder.build([builder.add("reduce_sum", total, axes=(0, 1)), builder.add("transpose", total, perm=(1, 0))])
+    turned = Stateful((("s", 1),), 1)
+    plan = session_plan(graph, mesh_of(5), DataTensor().text, turned)
+    assert plan.gangs[0].sizes == (2, 2) and len(plan.carries) == 4
+    with pytest.raises(PlacementError, match="4 workers at least, and the mesh has 3"):
+        session_plan(graph, mesh_of(3), DataTensor().text, turned)
+
+
+def test_what_has_nothing_to_do_with_the_state_is_computed_somewhere() -> None:
+    builder = GraphBuilder()
+    outputs = [builder.add("sin", builder.input("x", (8,), F32))]
+    for number in range(3):
+        state = builder.param(f"s{number}", (8,), F32)
+        outputs.append(builder.add("add", state, state))
+    state = Stateful(tuple((f"s{number}", number + 1) for number in range(3)), 1)
+    small = mesh_of(3).with_memory([250] * 3)  # no worker has room for all of it
+    plan = session_plan(builder.build(outputs), small, "auto", state)
+    assert len({part.node for part in plan.parts}) > 1 and len(plan.carries) == 3
+
+
+def counters(count: int) -> tuple[WireGraph, Stateful]:
+    """So many states, each of which is added to what was made of the one before."""
+    builder = GraphBuilder()
+    made, outputs = builder.input("x", (8,), F32), list[int]()
+    for number in range(count):
+        made = builder.add("add", builder.param(f"s{number}", (8,), F32), made)
+        outputs.append(made)
+        made = builder.add("mul", made, builder.param(f"w{number}", (8,), F32))
+    carries = tuple((f"s{number}", number + 1) for number in range(count))
+    return builder.build([made, *outputs]), Stateful(carries, 1)
+
+
+def test_few_of_the_ways_to_share_out_a_state_are_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, state = counters(16)
+    predictions: list[int] = []
+    predict = CostModel.predict
+    monkeypatch.setattr(CostModel, "predict", lambda *given: predictions.append(1) or predict(*given))
+    plan = session_plan(graph, mesh_of(16), "auto", state)
+    assert len(plan.carries) == 16 and len(predictions) <= 100
+
+
+def test_a_crowd_does_not_make_it_harder_to_leave_a_state_where_it_is() -> None:
+    graph, state = counters(12)
+    homes = {name: ("node-1",) for name, _ in state.carries[1:]}
+    calls = []
+    for crowd in (25, 100):
+        workers = mesh_of(crowd)
+        calls.append(calls_of(lambda workers=workers: sticky_session_plan(graph, workers, "auto", state, homes)))
+    assert calls[1] <= 4 * calls[0]
+
+
+def test_a_lost_state_goes_where_the_weights_are_that_are_read_with_it() -> None:
+    """Another worker is twice as fast, and would have to fetch them."""
+    builder = GraphBuilder()
+    weight = builder.param("w", (64, 64), F32)
+    product = {"lhs_batch": (), "rhs_batch": (), "lhs_contract": (1,), "rhs_contract": (0,)}
+    made = [builder.add("dot", builder.param(name, (64, 64), F32), weight, **product) for name in ("lost", "there")]
+    graph, state = builder.build(made), Stateful((("lost", 0), ("there", 1)), 0)
+    left = near(worker(0, device(0, 0.1, 0.1)), worker(1, device(0, 0.2, 0.2)))
+    plan = sticky_session_plan(graph, left, "auto", state, {"w": ["node-0"], "there": ["node-0"]})
+    assert plan is not None and {place.name: place.homes for place in plan.params} == {"w": ("node-0",)}
+
+
+def test_what_a_state_is_carried_to_is_found_at_once() -> None:
+    calls = []
+    for count in (20, 80):
+        graph, state = counters(count)
+        plan = session_plan(graph, mesh_of(1), "single", state)
+        whole = TensorType((8,), F32)
+        params = {source: (b"", whole) for part in plan.parts for source in part.sources}
+        have = Inventory({}, {}, frozenset(part.graph.hash for part in plan.parts))
+        asked = plan, "node-0", PlanKey(1, 1), params, have
+        calls.append(calls_of(lambda asked=asked: plan_messages.deploy(*asked)))
+    assert calls[1] <= 5 * calls[0]
+
+
 def test_every_value_that_is_held_counts_as_memory() -> None:
     few = session_plan(STEP.graph, mesh_of(1), "single", STATE)
     many = session_plan(STEP.graph, mesh_of(1), "single", replace(STATE, values=6))
@@ -96,6 +190,21 @@ def test_a_state_is_read_and_its_next_value_computed(carries: Any) -> None:
             check_carried(STEP.graph, Stateful(carries, 1))
     else:
         check_carried(STEP.graph, Stateful(carries, 1))
+
+
+def test_a_session_is_on_the_device_of_that_number_whichever_workers_its_strategy_names() -> None:
+    builder = GraphBuilder()
+    moved = builder.add("transfer", builder.param("s", (8,), F32), device="accelerator 2")
+    graph, state = builder.build([builder.add("sin", moved)]), Stateful((("s", 0),), 0)
+    workers = near(*(worker(n, device(0, 5.0 - n, 1.0, engine="wgsl"), device(1, 1.0, 1.0)) for n in range(4)))
+    asked, homes = Single(workers=("worker-3", "worker-2")), {"s": ["node-2"]}
+    plans = [
+        session_plan(graph, workers, asked.text, state),
+        interim_plan(graph, workers, asked, state, PlacementError("too few")),
+        sticky_session_plan(graph, workers, Auto(workers=asked.workers).text, state, homes),
+    ]
+    for plan in plans:
+        assert plan is not None and {(part.node, part.device) for part in plan.parts} == {("node-2", 0)}
 
 
 @pytest.mark.parametrize("weights", [[1.0], [1, 1, 1], [5, 1, 1, 1], [0, 0, 0], [1, 9, 1], list(np.arange(20.0))])

@@ -14,7 +14,7 @@ from coordinator.planning.planner import make_plan
 from wire.errors import InputError, PlacementError
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder, WireGraph
-from wire.policy.strategies import DataParallel, FullySharded, Split, TensorParallel, strategy_of
+from wire.policy.strategies import DataParallel, DataTensor, FullySharded, Split, TensorParallel, strategy_of
 from worker.cpu import evaluate
 
 FOUR = near(*(worker(number, device(0, 1e-3, 1e-2)) for number in range(4)))
@@ -136,6 +136,15 @@ def test_too_few_workers_are_an_error_and_never_another_strategy() -> None:
             make_plan(mlp(), alone, asked.text)
     with pytest.raises(PlacementError, match="needs 8 devices"):
         make_plan(mlp(), FOUR, DataParallel(8).text)
+    with pytest.raises(PlacementError, match=r"18 workers at least, and up to 16 are tried\. Say how many"):
+        make_plan(mlp(), FOUR, DataTensor(tensor=9).text)
+
+
+def test_a_program_that_passes_on_what_it_is_given_has_a_plan_without_ranks() -> None:
+    builder = GraphBuilder()
+    x, w = builder.input("x", (8, 2), F32), builder.param("w", (3,), F32)
+    plan = make_plan(builder.build([w, x]), FOUR, DataParallel().text)
+    assert plan.parts == () and plan.gangs == ()
 
 
 @pytest.mark.parametrize("ranks", [1, -2, 2.5, "4", 100_000])

@@ -65,6 +65,21 @@ def test_cuts_and_workers_are_the_best_there_are(seed: int) -> None:
         assert cost_of(line, teams, found, send_s, batches) <= expected * (1 + SLACK) + 1e-9
 
 
+def test_what_two_workers_take_to_send_is_asked_once() -> None:
+    places, count = 20, 5
+    line = Load(np.ones(places), *(np.ones(places) for _ in range(4)), np.ones(places, bool))
+    teams = [Team((number,), np.ones(places) * (1 + number / 10), 0.0, 1000) for number in range(count)]
+    asked: list[tuple[int, int]] = []
+
+    def send_s(source: int, target: int, size: float) -> float:
+        asked.append((source, target))
+        return size
+
+    assert best_stages(line, teams, count, send_s, lambda behind: behind + 1) is not None
+    ways = count * (count - 1)
+    assert len(asked) <= ways * (2 * (places + 1) + 2 * count), "and a few to see which workers are alike"
+
+
 def test_many_workers_are_taken_by_their_speed() -> None:
     line = Load(np.ones(40), *(np.zeros(40) for _ in range(4)), np.ones(40, bool))
     teams = [Team((number,), np.ones(40) * (1 + (number % 4)), 0.0, 1) for number in range(24)]

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 from support.machines.profiles import device, near, worker
 
+from coordinator.planning import auto_strategy
 from coordinator.planning.model.memory_check import memory_by_worker
 from coordinator.planning.model.plan import Plan
 from coordinator.planning.model.profiles import Profiles
 from coordinator.planning.redundancy.redundancy_memory import contents_of
 from coordinator.planning.session_planner import SessionQuestion, Stateful
+from coordinator.planning.spmd.split_strategies import split
 from wire.errors import PlacementError
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder, WireGraph
@@ -88,3 +90,13 @@ def test_what_ranks_make_alike_needs_no_copies_by_buddies() -> None:
     plan = SessionQuestion(graph, DataParallel(2).text, profiles, state, "buddy").answer()
     assert all(len(each.owners) == 2 for each in contents_of(plan, state=True)) and kept(plan) == [0, 0]
     assert sum(kept(SessionQuestion(graph, DataParallel(2).text, profiles, state, "checkpoint").answer())) == 2 * 4 * 64
+
+
+def test_a_step_is_split_once_however_many_budgets_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, int]] = []
+    monkeypatch.setattr(auto_strategy, "split", lambda *given: asked.append((given[1].text, given[2])) or split(*given))
+    graph, state = training(6, 256)
+    room = 12 * 4 * 256 * 256 + (1 << 14)
+    slow = near(*(worker(n, device(0, 1e-3, 1e-3), memory_bytes=room) for n in range(3)))
+    plan = SessionQuestion(graph, "auto", slow, state, "buddy").answer()
+    assert plan.unkept is not None and len(asked) == len(set(asked)) > 1

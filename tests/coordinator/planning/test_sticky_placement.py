@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
 from support.compare import same_bits
-from support.machines.profiles import device, near, worker
+from support.machines.profiles import EVERYTHING, device, near, worker
 from support.machines.run_plan import run_plan
 
 from coordinator.planning.model.plan import Plan
 from coordinator.planning.model.profiles import Profiles
 from coordinator.planning.placement.sticky_placement import sticky_plan
 from coordinator.planning.planner import make_plan
-from wire.ir.dtypes import F32
+from wire.ir.dtypes import F32, F64
 from wire.ir.graph import GraphBuilder, WireGraph
 from worker.cpu import evaluate
 
@@ -79,3 +80,35 @@ def test_there_is_none_for_other_strategies_and_where_there_is_no_room() -> None
     assert sticky_plan(layered(), left, "single", homes) is None
     assert sticky_plan(layered(), machines(room=4 * LAYER_BYTES).without("node-2"), "pipeline", homes) is None
     assert sticky_plan(layered(), left, "pipeline", {}) is None
+
+
+def test_a_search_ends_where_few_workers_can_have_what_was_lost() -> None:
+    """Of what twelve layers lost, one worker alone computes the first and the last."""
+    narrow = ("f32", "bool")
+    dtypes = [*[narrow] * 11, EVERYTHING]
+    workers = [worker(number, device(0, 20.0 - number, 1.0, known)) for number, known in enumerate(dtypes)]
+    builder = GraphBuilder()
+    outputs = []
+    for number in range(13):
+        w = builder.param(f"w{number}", (8,), F64 if number in (1, 12) else F32)
+        outputs.append(builder.add("add", w, w))
+    plan = sticky_plan(builder.build(outputs), near(*workers), "auto", {"w0": {"node-0"}})
+    assert plan is not None
+    homes = homes_of(plan)
+    assert homes["w0"] == {"node-0"} and homes["w1"] == homes["w12"] == {"node-11"}
+
+
+class Homes(dict[str, set[str]]):
+    """The homes of params, and how often they were looked up."""
+
+    lookups = 0
+
+    def get(self, *key: Any) -> Any:
+        self.lookups += 1
+        return super().get(*key)
+
+
+def test_who_has_a_weight_is_looked_up_once_and_not_for_every_worker() -> None:
+    homes = Homes({f"w{number}": {"node-0", "node-1"} for number in range(LAYERS)})
+    assert sticky_plan(layered(), machines(200, room=20 * ROOM), "auto", homes) is not None
+    assert homes.lookups <= 2 * LAYERS

@@ -74,6 +74,21 @@ def test_layers_are_on_the_devices_of_one_machine_that_the_map_says() -> None:
         make_plan(stack(), two, DeviceMap().layer("", "worker-0:x").text)
 
 
+@pytest.mark.parametrize("there", ["worker-1", "worker-2"])
+def test_what_a_program_puts_on_a_worker_is_there_whatever_the_map_says_of_layers(there: str) -> None:
+    builder = GraphBuilder()
+    x, product = builder.input("x", (4, 4), F32), {"lhs_batch": (), "rhs_batch": (), "lhs_contract": (1,)}
+    first, second = (
+        builder.add("dot", x, builder.param(name, (4, 4), F32), **product, rhs_contract=(0,)) for name in "ab"
+    )
+    moved = builder.add("tanh", builder.add("transfer", first, device=f"worker - {there}"))
+    by_map = DeviceMap().layer("a", "worker-0").layer("b", "worker-2")
+    plan = make_plan(builder.build([moved, second]), THREE, by_map.text)
+    assert where(plan) == {"a": "node-0", "b": "node-2"}
+    moving = {part.node for part in plan.parts for node in part.graph.nodes if node.op in ("transfer", "tanh")}
+    assert moving == {f"node-{there[-1]}"}
+
+
 def test_a_map_of_everything_is_one_worker_whatever_others_could_do() -> None:
     fast = near(worker(0, device(0, 1.0, 1.0)), worker(1, device(0, 1e3, 1e3)))
     assert {part.node for part in make_plan(stack(), fast, DeviceMap().layer("", "worker-0").text).parts} == {"node-0"}

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from support.cases.towers import layers
-from support.machines.profiles import device, near, worker
+from support.machines.profiles import NARROW, device, near, worker
 from support.machines.run_plan import run_plan
 
 from coordinator.planning.model.profiles import Profiles
@@ -15,7 +15,7 @@ from coordinator.planning.planner import make_plan
 from coordinator.planning.spmd.uneven_ranks import sharing
 from mesh import Mesh
 from wire.errors import InputError, PlacementError
-from wire.ir.dtypes import F32
+from wire.ir.dtypes import F32, F64
 from wire.ir.graph import GraphBuilder
 from wire.policy.strategies import DataParallel, strategy_of
 from worker.cpu import evaluate
@@ -59,6 +59,22 @@ def test_auto_takes_it_where_workers_are_unlike_and_the_plan_says_who_has_how_mu
     assert getattr(strategy_of(plan.how), "by_speed", False)
     assert any("equal shares of the rows: worker-0 3, worker-1 1, worker-2 1" in each for each in plan.reasons)
     assert not getattr(strategy_of(make_plan(GRAPH, machines(0.01, 0.01), "auto").how), "by_speed", False)
+
+
+def test_auto_knows_that_ranks_with_uneven_shares_need_not_begin_together() -> None:
+    profiles, graph = machines(*(1.0, 2.0) * 4), layers(960, 64, 3)
+    plan = make_plan(graph, profiles, "auto")
+    assert getattr(strategy_of(plan.how), "by_speed", False)
+    assert plan.seconds < 0.75 * make_plan(graph, profiles, "data").seconds
+
+
+def test_each_worker_computes_on_a_device_that_can() -> None:
+    builder = GraphBuilder()
+    graph = builder.build([builder.add("exp", builder.input("x", (8, 4), F64))])
+    narrow = device(0, 9.0, 1e3, NARROW, engine="wgsl")
+    beside = [worker(number, narrow, device(1, speed, 1e-6)) for number, speed in enumerate((1e-6, 3e-6))]
+    plan = make_plan(graph, near(*beside, worker(2, narrow)), BY_SPEED.text)
+    assert {(part.node, part.device) for part in plan.parts} == {("node-0", 1), ("node-1", 1)}
 
 
 def test_ranks_that_exchange_something_have_even_shares() -> None:

@@ -21,7 +21,7 @@ from coordinator.planning.plan_codec import plan_bytes, plan_from
 from coordinator.planning.planner import make_plan
 from coordinator.planning.session_planner import Stateful, session_plan
 from coordinator.planning.spmd.collective_cost import exchange_s
-from coordinator.planning.spmd.rank_placement import sites_for
+from coordinator.planning.spmd.rank_placement import Site, _Pairs, sites_for
 from mesh import Grid, PartitionSpec, collectives, shard_map
 from mesh.client.plan_preview import PlanPreview
 from wire.errors import InputError, PlacementError
@@ -46,6 +46,21 @@ def right(plan: Plan, graph: WireGraph) -> None:
     assert plan_from(plan_bytes(plan), plan.graph) == plan
     for found, expected in zip(run_plan(plan, GIVEN, {}), evaluate(unroll(graph), GIVEN), strict=True):
         np.testing.assert_array_equal(found, expected)
+
+
+def test_of_many_ranks_one_may_be_for_the_last_site_alone() -> None:
+    """All others are taken before, and none of those between has a rank for the sites that are left."""
+    count, sites = 1200, [Site(worker(n, device(0, 1.0, 1.0)), device(0, 1.0, 1.0)) for n in range(1300)]
+    asked: list[int] = []
+
+    def allowed(rank: int, site: Site) -> bool:
+        asked.append(rank)
+        return (site is sites[-1]) == (rank == 0)
+
+    pairs = _Pairs(range(count), allowed)
+    taken = [pairs.take(site) for site in sites]
+    assert pairs.complete and taken == [True] * (count - 1) + [False] * (len(sites) - count) + [True]
+    assert len(asked) < 4 * count * count
 
 
 # -- shares of a batch ------------------------------------------------------------------------------------

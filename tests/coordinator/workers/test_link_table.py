@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -85,6 +86,14 @@ def test_what_was_measured_to_be_slow_is_measured_once_more() -> None:
     assert settle(table, {}, RETRY_S_FIRST) == [("b", "a")]
     assert table.links(["a", "b"], assumed)["b", "a"].bytes_per_s == pytest.approx(1e8, rel=0.2)
     assert table.next_deadline() is None
+
+
+@pytest.mark.parametrize(("rtt_s", "bytes_per_s"), [(math.inf, 1e8), (0.01, math.inf), (1e308, 1.7e308), (0.0, 5e-324)])
+def test_whatever_a_worker_says_of_a_link_its_figures_are_finite(rtt_s: float, bytes_per_s: float) -> None:
+    table = joined("a", "b")
+    settle(table, {("b", "a"): ProbeResult(True, rtt_s, bytes_per_s)})
+    link = table.links(["a", "b"], assumed)["b", "a"]
+    assert 0 < link.bytes_per_s < math.inf and link.seconds(1 << 40) < 1e40
 
 
 def test_shared_memory_is_a_way_of_its_own_and_the_same_both_ways() -> None:

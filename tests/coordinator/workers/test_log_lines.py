@@ -28,7 +28,7 @@ def test_a_death_says_who_how_and_where_the_work_went_and_a_return_is_one_line()
 def test_a_death_that_interrupts_nothing_says_so() -> None:
     log = LogLines()
     assert said(log, "dead", "anna", "the connection ended") == [
-        "anna is gone: the connection ended; no work was under way"
+        "anna is gone: the connection ended; no work was in flight"
     ]
     assert said(log, "planned", "", "1 of 1 workers", idle=False) == [], "that is another program's plan"
 

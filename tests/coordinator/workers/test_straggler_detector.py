@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -45,7 +46,9 @@ def known(site: tuple[str, int] = A, took_s: float = 0.1, length: int = 1) -> St
     return seen
 
 
-@pytest.mark.parametrize(("times", "slowness"), [(1.0, 1), (1.5, 1), (2.0, 2), (5.0, 4.76), (10.0, 9.51), (1e4, 64)])
+@pytest.mark.parametrize(
+    ("times", "slowness"), [(1.0, 1), (1.5, 1), (2.0, 2), (5.0, 4.76), (10.0, 9.51), (1e4, 64), (math.inf, 64)]
+)
 def test_a_device_slower_than_it_was_is_known_after_three_runs(times: float, slowness: float) -> None:
     seen = known()
     run(seen, on(A), *[0.1 * times] * (SEEN_MIN - 1))

@@ -132,10 +132,10 @@ SHOWN: dict[str, tuple[Facts, tuple[str, ...]]] = {
         worker(adapters=(CPU,), without_gpu="asked"),
         ("windows", "started with --device cpu", "without --device cpu"),
     ),
-    "adapter-none": (worker(adapters=(CPU,), without_gpu="none"), ("no graphics adapter with a driver", "its maker")),
+    "adapter-none": (worker(adapters=(CPU,), without_gpu="none"), ("no graphics adapter with a driver", "its vendor")),
     "adapter-only-software": (
         worker(adapters=(CPU,), without_gpu="software"),
-        ("but software ones", "nothing, where", "its maker"),
+        ("only software graphics adapters", "otherwise nothing", "the vendor's driver"),
     ),
     "adapter-no-wgpu": (worker(adapters=(CPU,), without_gpu="library"), ("no wgpu", "pip install wgpu")),
     "adapter-fails": (

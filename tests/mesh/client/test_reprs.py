@@ -113,6 +113,6 @@ def test_those_of_event_loops_are_shown_likewise() -> None:
                 return [repr(m), under_way, repr(job), repr(session)]
 
     assert asyncio.run(shown()) == [
-        "<AsyncMesh: no workers>", "<AsyncJob: doubled, under way>", "<AsyncJob: doubled, over>",
+        "<AsyncMesh: no workers>", "<AsyncJob: doubled, running>", "<AsyncJob: doubled, over>",
         "<AsyncSession: 1 tensor carried, 128 B>",
     ]  # fmt: skip

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
+import mesh
 import mesh.numpy as mnp
 from mesh import Mesh, tree
 from mesh.backends.config import MeshConfig
 from mesh.client.async_mesh import AsyncMesh
+from mesh.core.expression import Expression
 from mesh.errors import Cancelled, ConfigError, InputError
 from mesh.functions.step_trace import Stepping
 from wire.ir.graph import WireGraph
+from wire.ir.ops import inner_graphs
 
 X = np.arange(4, dtype=np.float32)
 
@@ -215,3 +219,22 @@ def test_the_same_with_a_loop() -> None:
             assert int((await session.state())["n"]) == 4
 
     asyncio.run(run())
+
+
+def test_a_step_holds_nothing_of_how_it_was_traced() -> None:
+    """A server keeps the steps of many sizes of its batches; branches and loops held the expressions in them."""
+
+    def step(state: Any, x: Any) -> Any:
+        grown = mesh.cond(mnp.sum(x) > 0, lambda: mnp.tanh(state + x), lambda: state - x)
+        return mesh.fori_loop(0, 3, lambda _, value: value * 2 + x, grown), mnp.sum(grown)
+
+    def expressions() -> int:
+        gc.collect()
+        return sum(type(each) is Expression for each in gc.get_objects())
+
+    kept, counts = [], []
+    for _ in range(3):
+        kept.append(Stepping(step, X, (X,), "auto"))
+        counts.append(expressions())
+    assert counts[1] == counts[2], counts
+    assert any(inner_graphs(node.op, node.attrs) for node in kept[0].graph.nodes)

@@ -96,15 +96,15 @@ def test_the_native_engine_keeps_the_same_bits_of_a_text_alone_and_in_every_batc
 
 
 @pytest.mark.parametrize(
-    ("counts", "first", "branches"),
+    ("counts", "first", "branches", "computed"),
     [
-        ([1, 1, 1, 1], [0, 8, 16, 24], [True, False]),
-        ([1, 1, 0, 6], [0, 1, 2, 4], [False, True]),
-        ([8, 5, 1, 1], [0, 8, 16, 24], [False, False]),
+        ([1, 1, 1, 1], [0, 1, 2, 3], [True, False], 4),
+        ([1, 1, 0, 6], [0, 1, 2, 4], [False, True], 4 + 8),
+        ([8, 5, 1, 1], [0, 8, 16, 24], [False, False], 32),
     ],
 )
-def test_where_one_text_has_many_tokens_and_others_one_all_lie_behind_each_other(
-    counts: list[int], first: list[int], branches: list[bool]
+def test_tokens_lie_behind_each_other_as_the_branch_of_a_step_computes_them_and_zeros_behind_them(
+    counts: list[int], first: list[int], branches: list[bool], computed: int
 ) -> None:
     room = Room(4, 13, 48, 8)
     assert room.readers == 1
@@ -112,7 +112,8 @@ def test_where_one_text_has_many_tokens_and_others_one_all_lie_behind_each_other
     count, follow = np.array(counts, np.int32), np.array([False, True, False, False])
     table = np.zeros((4, 3), np.int32)
     given = kv_cache_step.feeds(room, ids, start, count, follow, table, fed([GREEDY] * 4))
-    laid, positions, source, _, _, places, readers, _, _, does, _ = given
+    laid, positions, source, used, _, _, places, readers, _, _, does, _ = given
+    assert used == computed and not laid[used:].any() and not positions[used:].any()
     assert [bool(each) for each in does] == branches
     assert places.tolist() == first
     for slot, many in enumerate(counts):

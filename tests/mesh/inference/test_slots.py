@@ -133,7 +133,7 @@ def play(
             answers.append(worker.step(feeds))
         if answers and rng.random() < 0.5:
             answer()
-        assert slots.under_way == len(answers)
+        assert slots.in_flight == len(answers)
         assert slots.pages.count == slots.room.pages <= pages_max, "the budget is exceeded"
         needed = sum(pages_for(text.fed) for text in slots._texts if text is not None)
         assert slots.pages.held <= needed + sum(text.pages_least for text in slots._texts if text is not None)

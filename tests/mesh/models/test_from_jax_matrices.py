@@ -89,7 +89,7 @@ NAMES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for
 @pytest.mark.parametrize("name", NAMES)
 def test_a_program_gives_what_jax_gives(name: str) -> None:
     program, arguments = PROGRAMS[name]
-    near(mesh.evaluate(mesh.from_jax(program, *arguments), *arguments), program(*arguments))
+    near(mesh.evaluate(mesh.from_jax(program, *arguments), *arguments), jax.jit(program)(*arguments))
 
 
 def test_what_was_imported_is_differentiated_here() -> None:

@@ -117,11 +117,14 @@ HUGE = (1 << 62) + 1
 HOSTILE: dict[str, tuple[bytes, str]] = {
     "empty": (b"", "cannot be read as a GGUF file"),
     "other": (b"PK\x03\x04" + bytes(60), "is no GGUF file"),
-    "cut in the header": (b"GGUF\x03\0\0\0\1", "8 B are told at byte 8, of 9 B"),
+    "cut in the header": (b"GGUF\x03\0\0\0\1", "8 B are announced at byte 8, of 9 B"),
     "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "of GGUF version"),
     "tensors without end": (header(tensors=HUGE), f"it tells of {HUGE} tensors, and has 0 B more"),
     "entries without end": (header(entries=HUGE), f"it tells of {HUGE} entries of metadata"),
-    "a long name": (header(entries=1, rest=struct.pack("<Q", HUGE) + bytes(20)), f"{need_text(HUGE)} are told at byte"),
+    "a long name": (
+        header(entries=1, rest=struct.pack("<Q", HUGE) + bytes(20)),
+        f"{need_text(HUGE)} are announced at byte",
+    ),
     "a name that is no text": (header(entries=1, rest=struct.pack("<Q", 1) + b"\xff" + bytes(30)), "is no UTF-8"),
     "a strange type": (header(entries=1, rest=text("k") + struct.pack("<I", 99) + bytes(9)), "of the type 99"),
     "a long list": (

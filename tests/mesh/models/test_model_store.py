@@ -284,6 +284,22 @@ def command(
     return subprocess.run(run, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
+def test_an_empty_text_is_no_model_and_not_the_folder_of_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(GOLDEN / "huggingface" / "gpt2", tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="no model is named"):
+        mesh.load("")
+    assert mesh.load(".").weights
+
+
+@pytest.mark.parametrize("text", ["x" * 5000, "org/" + "x" * 5000])
+def test_a_text_that_is_too_long_for_a_path_is_an_input_error(text: str) -> None:
+    with pytest.raises(InputError, match="cannot be a path"):
+        mesh.load(text)
+
+
 def test_the_command_pulls_lists_and_deletes(hub: Hub, tmp_path: Path) -> None:
     pulled = command("pull", "org/llama", hub=hub, folder=tmp_path)
     assert pulled.returncode == 0 and pulled.stdout.strip() == str(tmp_path / "org" / "llama"), pulled.stderr

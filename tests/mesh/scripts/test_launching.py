@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -198,6 +199,18 @@ class Job:
 
     def lines(self, rank: int, stream: str = "out") -> list[str]:
         return [each["line"] for each in self.events if (each.get("rank"), each.get("stream")) == (rank, stream)]
+
+
+def test_an_agent_that_ends_while_orders_come_says_nothing() -> None:
+    code = """
+import asyncio, itertools
+from mesh.scripts.agent import _run
+for _ in range(40):
+    asyncio.run(_run({"command": ["none"], "folder": "", "ranks": {}}, itertools.repeat({"signal": "SIGINT"})))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert "Traceback" not in done.stderr, done.stderr[-2000:]
+    assert done.returncode == 0
 
 
 def test_an_agent_tells_every_line_whole_and_how_ranks_end(tmp_path: Path) -> None:

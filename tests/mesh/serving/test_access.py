@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mesh.errors import InputError, StorageError
-from mesh.serving.access import OWN, Access, bearer
+from mesh.serving.access import OWN, Access, bearer, single
 from mesh.serving.api_error import ApiError
 from mesh.serving.api_keys import ApiKeys
 
@@ -24,8 +24,9 @@ def test_names_of_loopback_are_this_server(host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", [None, "", "evil.example", "evil.example:7200", "localhost.evil.example", "127.0.0.1.evil.example", "[::2]"]
-)
+    "host", [None, "", "evil.example", "evil.example:7200", "localhost.evil.example", "127.0.0.1.evil.example", "[::2]",
+     "127.0.0.1:7200@evil.example", "localhost:evil.example", "[::1]evil.example", "[::1]:7200@evil.example"],
+)  # fmt: skip
 def test_other_names_are_refused(host: str | None) -> None:
     with pytest.raises(ApiError, match="not a name of this server") as caught:
         OWN.check(host, None)
@@ -56,6 +57,30 @@ def test_a_key_is_read_as_each_client_sends_it() -> None:
     assert bearer([("Authorization", "Basic abc"), ("Cookie", "x-api-key=abc")]) == ""
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [
+        (("Authorization", "Bearer abc"), ("Authorization", "Bearer abd")),
+        (("Authorization", "Bearer abc"), ("x-api-key", "abd")),
+        (("X-API-Key", "abc"), ("x-api-key", "ABC")),
+    ],
+)
+def test_two_keys_that_differ_are_none(headers: tuple[tuple[str, str], ...]) -> None:
+    for order in (headers, headers[::-1]):
+        with pytest.raises(ApiError, match="2 different API keys") as caught:
+            bearer(order)
+        assert caught.value.status == 401
+    assert bearer([*headers[:1], ("X-Api-Key", "abc"), ("x-api-key", " ")]) == "abc"
+
+
+def test_a_header_that_comes_twice_is_refused() -> None:
+    assert single([("Origin", "a"), ("Host", "b")], "origin") == "a"
+    assert single([("Host", "b")], "Origin") is None
+    with pytest.raises(ApiError, match="2 headers Origin") as caught:
+        single([("Origin", "a"), ("origin", "a")], "Origin")
+    assert caught.value.status == 400
+
+
 def test_keys_are_stored_as_hashes_for_this_user_alone(tmp_path: Path) -> None:
     path = tmp_path / "deeper" / "keys.json"
     keys, other = ApiKeys(path), ApiKeys(path)
@@ -84,6 +109,12 @@ def test_keys_are_stored_as_hashes_for_this_user_alone(tmp_path: Path) -> None:
 def test_a_key_has_a_name_that_prints(tmp_path: Path, name: str) -> None:
     with pytest.raises(InputError, match="a key's name"):
         ApiKeys(tmp_path / "keys.json").create(name)
+
+
+def test_a_file_in_place_of_the_folder_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match=r"the keys in .* cannot be read"):
+        ApiKeys(tmp_path / "file" / "keys.json").records()
 
 
 RECORD = {"key_id": "a", "name": "x", "digest": "é", "created_s": 1.0}

@@ -11,158 +11,10 @@ from typing import Any
 
 import pytest
 from support.cases.served_models import llama_folder
+from support.hostile.bad_bodies import BODIES, nearly_right
 
 import mesh
 from mesh.importers.minilm import model_folder
-
-Path_ = tuple[Any, ...]
-BODIES: dict[str, Any] = {
-    "/v1/chat/completions": {
-        "model": "llama",
-        "messages": [
-            {"role": "system", "content": "x"},
-            {"role": "user", "content": [{"type": "text", "text": "hi"}]},
-            {
-                "role": "assistant",
-                "content": None,
-                "tool_calls": [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
-            },
-            {"role": "tool", "tool_call_id": "a", "content": "r"},
-        ],
-        "tools": [
-            {
-                "type": "function",
-                "function": {
-                    "name": "f",
-                    "description": "d",
-                    "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
-                },
-            }
-        ],
-        "tool_choice": "auto",
-        "temperature": 0.5,
-        "top_p": 0.5,
-        "n": 1,
-        "seed": 1,
-        "stop": ["x"],
-        "max_tokens": 2,
-        "logprobs": True,
-        "top_logprobs": 2,
-        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}},
-        "stream_options": {"include_usage": True},
-        "chat_template_kwargs": {"a": 1},
-        "logit_bias": {"5": 1},
-        "presence_penalty": 0.5,
-        "frequency_penalty": 0.5,
-    },
-    "/v1/completions": {
-        "model": "llama",
-        "prompt": ["a"],
-        "max_tokens": 2,
-        "logprobs": 1,
-        "n": 1,
-        "stop": "x",
-        "echo": False,
-    },
-    "/v1/embeddings": {"model": "minilm", "input": ["a"], "encoding_format": "float"},
-    "/v1/responses": {
-        "model": "llama",
-        "input": [
-            {"role": "user", "content": [{"type": "input_text", "text": "x"}]},
-            {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
-            {"type": "function_call_output", "call_id": "a", "output": "x"},
-        ],
-        "instructions": "i",
-        "max_output_tokens": 2,
-        "text": {"format": {"type": "json_object"}},
-        "tools": [{"type": "function", "name": "f", "parameters": {}}],
-        "tool_choice": "auto",
-    },
-    "/v1/messages": {
-        "model": "llama",
-        "max_tokens": 2,
-        "system": [{"type": "text", "text": "x"}],
-        "messages": [
-            {"role": "user", "content": "x"},
-            {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]},
-            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "x"}]},
-        ],
-        "tools": [{"name": "f", "input_schema": {}}],
-        "tool_choice": {"type": "auto"},
-        "stop_sequences": ["x"],
-        "top_k": 3,
-    },
-    "/v1/messages/count_tokens": {"model": "llama", "messages": [{"role": "user", "content": "x"}]},
-    "/api/chat": {
-        "model": "llama",
-        "messages": [
-            {"role": "user", "content": "x", "images": []},
-            {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]},
-        ],
-        "stream": False,
-        "format": "json",
-        "options": {"num_predict": 2, "temperature": 0.1, "stop": ["x"], "mirostat": 0},
-        "tools": [],
-        "keep_alive": "5m",
-        "think": False,
-    },
-    "/api/generate": {
-        "model": "llama",
-        "prompt": "x",
-        "system": "y",
-        "raw": False,
-        "stream": False,
-        "options": {"num_predict": 2, "repeat_penalty": 1.1, "presence_penalty": 0.5, "repeat_last_n": 8},
-        "format": {"type": "object"},
-    },
-    "/api/embed": {"model": "minilm", "input": ["a"], "truncate": True},
-    "/api/show": {"model": "llama", "verbose": True},
-}
-JUNK: list[Any] = [
-    None,
-    True,
-    False,
-    0,
-    1,
-    -1,
-    1e308,
-    1.5,
-    "",
-    "x",
-    "\ud800",
-    "a" * 300,
-    [],
-    [None],
-    [1, 2],
-    [[1]],
-    {},
-    {"a": 1},
-    {"type": "text"},
-    {"type": {}},
-    10**30,
-    [[]],
-    {"type": "object", "properties": 3},
-    {"$ref": "#/x"},
-    {"function": {}},
-    ["x"] * 20,
-]
-
-
-def paths(value: Any, before: Path_ = ()) -> Iterator[Path_]:
-    """Every place in a value."""
-    yield before
-    places = value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
-    for place in places:
-        yield from paths(value[place], (*before, place))
-
-
-def changed(value: Any, path: Path_, new: Any) -> Any:
-    """A copy with something else in one place."""
-    if not path:
-        return new
-    copy = dict(value) if isinstance(value, dict) else list(value)
-    copy[path[0]] = changed(value[path[0]], path[1:], new)
-    return copy
 
 
 @pytest.fixture(scope="module")
@@ -177,9 +29,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def test_nearly_right_bodies(url: str, path: str) -> None:
     rng = random.Random(path)
     for turn in range(25):
-        body = BODIES[path]
-        for _ in range(min(turn, rng.choice([1, 1, 2]))):  # the first one is right
-            body = changed(body, rng.choice(list(paths(body))), rng.choice(JUNK))
+        body = nearly_right(rng, path, min(turn, rng.choice([1, 1, 2])))  # the first one is right
         asked = urllib.request.Request(url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
         status, told = answered(asked)
         assert status == 200 or (turn and status in (400, 404)), (body, told)

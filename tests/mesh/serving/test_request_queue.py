@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any, cast
 
 import pytest
 
+from mesh.inference.settings import GREEDY
 from mesh.serving.admission import Admission
+from mesh.serving.answer import TextRequest
 from mesh.serving.api_error import ApiError
 from mesh.serving.request_queue import RequestQueue
+from mesh.serving.served_embedding import ServedEmbedding
+from mesh.serving.served_text import ServedText
 
 
 def test_clients_take_turns_whoever_has_asked_for_most() -> None:
@@ -66,3 +71,16 @@ async def test_a_full_queue_refuses_with_the_time_to_wait() -> None:
     assert admission.running == 1
     second.end()
     assert (admission.running, admission.waiting) == (0, 0)
+
+
+async def test_a_full_queue_refuses_before_anything_is_done_for_the_request() -> None:
+    admission = Admission(1, 0)
+    turn = await admission.turn("a")
+    text, embedding = (cast(Any, kind.__new__(kind)) for kind in (ServedText, ServedEmbedding))
+    for served in (text, embedding):  # it has nothing else, neither a tokenizer nor a model
+        served.successor, served.admission = None, admission
+    for asked in (text.begin(TextRequest(("Hello",), GREEDY), "b"), embedding.embed(["Hello"], "b")):
+        with pytest.raises(ApiError) as caught:
+            await asked
+        assert caught.value.status == 429
+    turn.end()

@@ -33,7 +33,8 @@ async def test_where_one_text_fails_nothing_is_computed_of_the_others_once_its_t
         return SimpleNamespace(end=end)
 
     served = cast(Any, ServedEmbedding.__new__(ServedEmbedding))
-    served._server, served.admission = SimpleNamespace(infer=infer), SimpleNamespace(turn=turn)
+    served._server, served.admission = SimpleNamespace(infer=infer), None
+    served.admission = SimpleNamespace(turn=turn, check_room=lambda: None)
 
     async def ready() -> None:
         pass

@@ -153,6 +153,19 @@ async def test_a_template_runs_beside_the_loop(folder: Path) -> None:
     assert seen == [True]
 
 
+async def test_a_closed_server_loads_no_model(folder: Path) -> None:
+    async with await mesh.AsyncMesh.builder().build_async() as own:
+        server = AsyncModelServer(own)
+        loading = asyncio.create_task(server.load_model("llama", folder))
+        await asyncio.sleep(0)
+        await server.close()
+        with pytest.raises(ConfigError, match="this server is closed"):
+            await loading
+        with pytest.raises(ConfigError, match="this server is closed"):
+            await server.load_model("other", folder)
+        assert not server._served.by_name
+
+
 def test_a_model_that_is_being_loaded_is_not_one_that_is_not_there() -> None:
     served = Served()
     served.loading.add("llama")

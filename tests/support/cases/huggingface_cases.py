@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -259,12 +260,16 @@ def cases(model_type: str, keys: Mapping[str, str]) -> Iterator[Case]:
 
 def fill(shapes: Shapes) -> dict[str, np.ndarray]:
     """Weights f32 of these shapes, by their names alone: exact on every machine."""
-    made = {}
-    for name, shape in shapes.items():
-        drawn = np.random.RandomState(crc32(name.encode())).uniform(-0.5, 0.5, shape)
-        scale = 1.0 if name.endswith("bias") or len(shape) == 1 else 1.5
-        one = 1.0 if len(shape) == 1 and name.endswith("weight") else 0.0  # of a normalisation
-        made[name] = np.asarray(one + scale * drawn, np.float32)
+    return {name: _drawn(name, shape) for name, shape in shapes.items()}
+
+
+@cache
+def _drawn(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    drawn = np.random.RandomState(crc32(name.encode())).uniform(-0.5, 0.5, shape)
+    scale = 1.0 if name.endswith("bias") or len(shape) == 1 else 1.5
+    one = 1.0 if len(shape) == 1 and name.endswith("weight") else 0.0  # of a normalisation
+    made = np.asarray(one + scale * drawn, np.float32)
+    made.flags.writeable = False  # all cases share it
     return made
 
 

@@ -6,10 +6,11 @@ import itertools
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 import mesh
 import mesh.numpy as mnp
-from mesh import optim
+from mesh import DistributedTrainer, optim, tree
 
 SIZES = (8, 16, 16, 4)
 BATCH = 8
@@ -55,3 +56,8 @@ def batch(step: int) -> tuple[Any, Any]:
     rng = np.random.default_rng(1000 + step)
     x = rng.normal(size=(BATCH, SIZES[0])).astype(np.float32)
     return x, np.sin(x[:, : SIZES[-1]])
+
+
+def flat_params(trainer: DistributedTrainer) -> NDArray[Any]:
+    """All params of a trainer in one vector."""
+    return np.concatenate([np.ravel(leaf) for leaf in tree.leaves(trainer.params)])

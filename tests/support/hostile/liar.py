@@ -132,7 +132,7 @@ async def sent(link: Link, body: Message, way: Way, stream_bytes: int = 8) -> Me
         match way:
             case Way.REQUEST:
                 await link.request(body, timeout_s=ANSWER_S)
-            case Way.NOTE:
+            case Way.NOTIFICATION:
                 link.notify(body)
                 await link.ping(ANSWER_S)
             case Way.STREAM:
@@ -207,7 +207,7 @@ class Sequences:
             push = self._push()
             if rng.random() < 0.3:
                 return Relay(rng.choice(self._nodes), push, 8, 0, bytes(8)), Way.REQUEST
-            return push, rng.choice((Way.NOTE, Way.STREAM))
+            return push, rng.choice((Way.NOTIFICATION, Way.STREAM))
         body, way = rng.choice(MESSAGES), rng.choice(list(Way))
         while receiver not in TABLE[way].get(type(body), {}) and rng.random() < 0.99:
             body, way = rng.choice(MESSAGES), rng.choice(list(Way))

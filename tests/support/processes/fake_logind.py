@@ -43,7 +43,7 @@ class FakeLogind:
         self._bus.close()
         assert self._daemon is not None and self._daemon.stdout is not None
         self._daemon.terminate()
-        self._daemon.wait()
+        self._daemon.wait(60)
         self._daemon.stdout.close()
         self._forget()
 

@@ -16,10 +16,10 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from support.cases.training import batch, first_state, train
 from support.processes import site as sites
@@ -28,6 +28,7 @@ from support.processes.durable import free_port
 from support.processes.fault_proxy import FaultProxy
 from support.processes.footprint import MEMORY_FOLDER
 from support.processes.small_disk import fill, small_disk
+from support.processes.soak_growth import HELD, MEMORY
 
 from mesh import Mesh
 from mesh.commands.exit_codes import ENGINE_LOST
@@ -51,17 +52,18 @@ KIB = 1 << 10
 class Part:
     """A process that is always there, and what it said."""
 
-    def __init__(self, name: str, words: list[str], env: Mapping[str, str], folder: Path) -> None:
-        self.name, self._words, self._env = name, words, env
+    def __init__(self, name: str, words: list[str], env: Mapping[str, str], folder: Path, heard: bool) -> None:
+        self.name, self._words, self._env, self._heard = name, words, env, heard
         self._log = (folder / f"{name}.log").open("ab")
         self.killed = False  # by a fault
+        self.away_until_s = 0.0  # it is not started again before
         self.began_s = 0.0
         self.starts = 0
         self.process: subprocess.Popen[bytes]
         self.start()
 
     def start(self) -> None:
-        pipe = subprocess.PIPE if self.name in PROGRAMS else None
+        pipe = subprocess.PIPE if self._heard else None
         self.killed, self.began_s, self.starts = False, time.monotonic(), self.starts + 1
         self.process = subprocess.Popen(
             self._words, env=self._env, stdin=pipe or subprocess.DEVNULL, stdout=pipe or self._log, stderr=self._log
@@ -129,12 +131,30 @@ class Answers:
         self._mesh.close()
 
 
-class Site:
+class Heard(Protocol):
+    """What programs said."""
+
+    last_s: dict[str, float]  # when each of them was last heard
+
+    def read(self, part: Part, process: subprocess.Popen[bytes]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+H = TypeVar("H", bound=Heard)
+
+
+class Site(Generic[H]):
     """All of it; a context manager.  `folder` holds logs; what is written to disk has a small one of its own."""
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    workers: tuple[str, ...] = WORKERS
+    programs: tuple[str, ...] = PROGRAMS
+    lasting: frozenset[str] = LASTING
+    disk_size = DISK
+
+    def __init__(self, folder: Path, seed: int, answers: H) -> None:
         self.folder, self.chance = folder, random.Random(seed)
-        self.answers = Answers()
+        self.answers = answers
         self.parts: dict[str, Part] = {}
         self.proxies: dict[str, FaultProxy] = {}
         self.ended: list[str] = []  # what ended by itself
@@ -145,32 +165,39 @@ class Site:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            self.disk = stack.enter_context(small_disk(self.folder / "disk", DISK))
-            env = environment(self.disk, MESH_NAME="soak")
-            env["PYTHONPATH"] = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
-            address = f"127.0.0.1:{free_port()}"
-            port = address.rpartition(":")[2]
-            serve = command("coord", "serve", "--no-mdns", "--host", "127.0.0.1", "--port", port, *KEPT)
-            self._add(COORDINATOR, serve, env)
-            for name in (*WORKERS, *PROGRAMS):
-                self.proxies[name] = stack.enter_context(FaultProxy(parse_address(address), self.chance.randrange(99)))
-            for name in WORKERS:
-                words = command(*sites.WORKER, "--host", "127.0.0.1", "--name", name)
-                self._add(name, [*words, "--peer", self.proxies[name].address], env)
-            time.sleep(10.0)  # a program that finds no coordinator as it begins ends
-            for name in PROGRAMS:
-                more = {"training": ("soak",), "texts": (str(self.folder / "model"),)}.get(name, ())
-                self._add(name, [sys.executable, str(LOAD), name, self.proxies[name].address, *more], env)
+            self.disk = stack.enter_context(small_disk(self.folder / "disk", self.disk_size))
             stack.callback(self._end)
+            self._start(stack)
             threading.Thread(target=self._keep, daemon=True).start()
             self._stack = stack.pop_all()
         return self
 
+    def _start(self, stack: ExitStack) -> None:
+        """Have a coordinator, workers and programs, each on a link of its own."""
+        env = environment(self.disk, MESH_NAME="soak")
+        env["PYTHONPATH"] = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
+        self.serve(stack, env, (*self.workers, *self.programs), *KEPT)
+        for name in self.workers:
+            words = command(*sites.WORKER, "--host", "127.0.0.1", "--name", name)
+            self.add(name, [*words, "--peer", self.proxies[name].address], env)
+        time.sleep(10.0)  # a program that finds no coordinator as it begins ends
+        for name in self.programs:
+            more = {"training": ("soak",), "texts": (str(self.folder / "model"),)}.get(name, ())
+            self.add(name, [sys.executable, str(LOAD), name, self.proxies[name].address, *more], env)
+
+    def serve(self, stack: ExitStack, env: Mapping[str, str], linked: Sequence[str], *more: str) -> None:
+        """Start the coordinator, and a proxy on the link of each of those who will dial it."""
+        address = f"127.0.0.1:{free_port()}"
+        port = address.rpartition(":")[2]
+        self.add(COORDINATOR, command("coord", "serve", "--no-mdns", "--host", "127.0.0.1", "--port", port, *more), env)
+        for name in linked:
+            self.proxies[name] = stack.enter_context(FaultProxy(parse_address(address), self.chance.randrange(99)))
+
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def _add(self, name: str, words: list[str], env: Mapping[str, str]) -> None:
-        self.parts[name] = Part(name, words, env, self.folder)
+    def add(self, name: str, words: list[str], env: Mapping[str, str]) -> None:
+        self.parts[name] = Part(name, words, env, self.folder, name in self.programs)
         self._listen(self.parts[name])
 
     def _listen(self, part: Part) -> None:
@@ -184,9 +211,9 @@ class Site:
         while not self._over.wait(AGAIN_S):
             for part in self.parts.values():
                 code = part.process.poll()
-                if code is None or self._over.is_set():
+                if code is None or self._over.is_set() or time.monotonic() < part.away_until_s:
                     continue
-                if not (part.killed or (part.name in WORKERS and code == ENGINE_LOST)):
+                if not (part.killed or (part.name in self.workers and code == ENGINE_LOST)):
                     self.ended.append(f"{part.name} ended by itself with {code}")
                 part.start()
                 self._listen(part)
@@ -203,12 +230,12 @@ class Site:
         """Have the programs end in good order; who did not."""
         self._over.set()
         until_s, failed = time.monotonic() + within_s, []
-        for name in PROGRAMS:
+        for name in self.programs:
             process = self.parts[name].process
             assert process.stdin is not None
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.close()
-        for name in PROGRAMS:
+        for name in self.programs:
             try:
                 code = self.parts[name].process.wait(max(1.0, until_s - time.monotonic()))
             except subprocess.TimeoutExpired:
@@ -224,23 +251,39 @@ class Site:
 
     def fault(self) -> str:
         """One that its time allows; what was done."""
-        names = [name for name in FAULTS if not (self.full and name in NEED_ROOM)]
+        names = [name for name in self.faults() if not (self.full and name in NEED_ROOM)]
         name = self.chance.choice(names)
-        return f"{name} {FAULTS[name](self)}"
+        return f"{name} {self.faults()[name]()}"
+
+    def faults(self) -> dict[str, Callable[[], str]]:
+        """What may befall it, by name."""
+        return {
+            "kill worker": self.kill_worker,
+            "kill engine host": self.kill_engine_host,
+            "kill coordinator": self.kill_coordinator,
+            "kill program": self.kill_program,
+            "stop worker": self.stop_worker,
+            "stop engine host": self.stop_engine_host,
+            "stop coordinator": self.stop_coordinator,
+            "stop program": self.stop_program,
+            "break link": self.break_link,
+            "silence link": self.silence_link,
+            "refuse link": self.refuse_link,
+        }
 
     full = False
 
     def _one_of(self, names: tuple[str, ...], killed: bool = True) -> Part:
-        lasting = LASTING if self.judged and killed else frozenset()
+        lasting = self.lasting if self.judged and killed else frozenset()
         return self.parts[self.chance.choice([name for name in names if name not in lasting])]
 
     def kill_worker(self) -> str:
-        part = self._one_of(WORKERS)
+        part = self._one_of(self.workers)
         part.kill()
         return part.name
 
     def kill_engine_host(self) -> str:
-        part = self._one_of(WORKERS)
+        part = self._one_of(self.workers)
         if time.monotonic() < part.began_s + OPENED_S:
             return f"{part.name} is just starting"
         for pid in children(part.process.pid):
@@ -257,16 +300,16 @@ class Site:
         return "that all had found"
 
     def kill_program(self) -> str:
-        part = self._one_of(PROGRAMS)
+        part = self._one_of(self.programs)
         part.kill()
         return part.name
 
     def stop_worker(self) -> str:
-        part = self._one_of(WORKERS, killed=False)
+        part = self._one_of(self.workers, killed=False)
         return f"{part.name} {self._stop(part.process.pid)}"
 
     def stop_engine_host(self) -> str:
-        part = self._one_of(WORKERS)  # one that is silent for 3 s is ended
+        part = self._one_of(self.workers)  # one that is silent for 3 s is ended
         pids = children(part.process.pid)
         return f"{part.name} {self._stop(self.chance.choice(pids)) if pids else 'has none'}"
 
@@ -274,7 +317,7 @@ class Site:
         return self._stop(self.parts[COORDINATOR].process.pid)
 
     def stop_program(self) -> str:
-        part = self._one_of(PROGRAMS, killed=False)
+        part = self._one_of(self.programs, killed=False)
         return f"{part.name} {self._stop(part.process.pid)}"
 
     def _stop(self, pid: int) -> str:
@@ -316,42 +359,30 @@ class Site:
     # -- what they hold
 
     def sample(self) -> dict[str, float]:
-        """By name: KiB and open files of each part with its children, and what all together have in /dev/shm and on
-        the disk."""
+        """By name: memory and open files of each part with its children, the children's own share of the memory, and
+        what all together have in /dev/shm and on the disk."""
         found: dict[str, float] = {}
         for name, part in self.parts.items():
             held = [_held(pid) for pid in part.tree()]
-            found[f"{name} KiB"] = sum(kib for kib, _ in held)
-            found[f"{name} files"] = sum(files for _, files in held)
+            found |= {f"{name} {what}": sum(each.get(what, 0.0) for each in held) for what in HELD}
+            found[f"{name} KiB of children"] = sum(each.get("KiB", 0.0) for each in held[1:])
         found["all of /dev/shm, KiB"] = _used_kib(MEMORY_FOLDER)
         found["all of the disk, KiB"] = _used_kib(self.disk)
         return found
 
 
-FAULTS: dict[str, Callable[[Site], str]] = {
-    "kill worker": Site.kill_worker,
-    "kill engine host": Site.kill_engine_host,
-    "kill coordinator": Site.kill_coordinator,
-    "kill program": Site.kill_program,
-    "stop worker": Site.stop_worker,
-    "stop engine host": Site.stop_engine_host,
-    "stop coordinator": Site.stop_coordinator,
-    "stop program": Site.stop_program,
-    "break link": Site.break_link,
-    "silence link": Site.silence_link,
-    "refuse link": Site.refuse_link,
-}
 NEED_ROOM = frozenset(("kill coordinator", "kill worker", "kill program"))  # none starts on a disk that is full
 
 
-def _held(pid: int) -> tuple[float, int]:
-    """KiB that are its own, and how many files it has open; nothing of one that is gone."""
+def _held(pid: int) -> dict[str, float]:
+    """The rows of HELD for a process; nothing of one that is gone."""
     try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        rows = {line.split(":")[0]: line.split(":")[1] for line in lines[1:]}
-        return float(rows["Anonymous"].split()[0]), len(os.listdir(f"/proc/{pid}/fd"))
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        rows = {line.split(":")[0]: line.split(":")[1] for line in lines}
+        kib = {what: float(rows[row].split()[0]) for what, row in MEMORY.items()}
+        return {**kib, "files": len(os.listdir(f"/proc/{pid}/fd"))}
     except (OSError, KeyError):
-        return 0.0, 0
+        return {}
 
 
 def _used_kib(folder: Path) -> float:

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,7 +52,10 @@ from wire.transfer.content_exchange import BlobExchange
 from worker.config import WorkerConfig
 
 from ..tls import credentials
-from .commands import PATIENT_S
+from .commands import PATIENT_S, ROOT
+from .forked_hosts import hosts_of
+from .forked_workers import forked
+from .forking import HOSTS
 
 READY_S = 120.0
 HANGS_S = 120.0  # nothing here takes so long, however busy the machine
@@ -89,6 +92,15 @@ class WorkerProcess:
         return children(self.process.pid)
 
 
+async def _started(module: str, words: list[str], errors: IO[bytes]) -> Any:
+    """A process that is forked where engine hosts may be (tests/e2e/conftest.py)."""
+    if HOSTS in os.environ and (found := await forked(module, words, {**os.environ, "PYTHONPATH": str(ROOT)}, errors)):
+        return found
+    pipe, env = asyncio.subprocess.PIPE, {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = python_command(module, *words)
+    return await asyncio.create_subprocess_exec(*command, env=env, stdin=pipe, stdout=pipe, stderr=errors)
+
+
 @asynccontextmanager
 async def worker(
     folder: Path,
@@ -104,24 +116,18 @@ async def worker(
     """
     config = replace(WorkerConfig.local(name, mesh, folder, devices=("cpu",)), measured_dir=str(folder / "measured"))
     config = replace(config, **changes)
-    command = python_command("worker.__main__", json.dumps(asdict(config)))
+    module, words = "worker.__main__", [json.dumps(asdict(config))]
     if by is not None:
         credentials(config.state_base / name, by, mesh=mesh)
-        command = [sys.executable, str(Path(__file__).with_name("member_worker.py")), json.dumps(asdict(config))]
+        module = "support.processes.member_worker"
     if throttle:
         assert by is None and not changes
         folders = ("--state-dir", config.state_dir, "--cache-dir", config.cache_dir)
-        words = ("--local", "--port", "0", "--name", name, "--mesh", mesh, "--device", "cpu", *folders)
-        command = python_command("mesh.commands.worker", *words, "--throttle", throttle)
+        words = ["--local", "--port", "0", "--name", name, "--mesh", mesh, "--device", "cpu", *folders]
+        module, words = "mesh.commands.worker", [*words, "--throttle", throttle]
     log = folder / f"{name}.log"
     with log.open("wb") as stderr:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=stderr,
-        )
+        process = await _started(module, words, stderr)
     try:
         assert process.stdout is not None
         line = await asyncio.wait_for(process.stdout.readline(), READY_S)
@@ -295,7 +301,7 @@ def children(pid: int) -> list[int]:
         for task in os.listdir(f"/proc/{pid}/task"):
             with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended has none
                 found += Path(f"/proc/{pid}/task/{task}/children").read_text().split()
-    return [int(child) for child in found]
+    return [*(int(child) for child in found), *hosts_of(pid)]
 
 
 def _type(value: Value) -> TensorType:

@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from support.cases.training import first_state
+from support.cases.training import first_state, flat_params
 from support.cases.training import loss_of_rows as loss
 from support.simulated.chaos_faults import ALL_FAULTS, check_nothing_left
 from support.simulated.simulated import Chaos
 
 import mesh.numpy as mnp
-from mesh import DataParallel, DistributedTrainer, FullySharded, Mesh, Pipeline, Single, TensorParallel, optim, tree
+from mesh import DataParallel, DistributedTrainer, FullySharded, Mesh, Pipeline, Single, TensorParallel, optim
 from mesh.errors import DeviceLost, ExecuteFailed, MeshError, NodeLost, PlacementError, PoisonTask
 from mesh.training import Callback, StepReport, TopK
 from mesh.training.fit_loop import AHEAD
@@ -93,10 +93,6 @@ def trainer(way: Way, own: Any = loss, **wishes: Any) -> DistributedTrainer:
     return DistributedTrainer(own, first_state()["layers"], optimizer=optim.adam(1e-2), **wishes)
 
 
-def flat(found: DistributedTrainer) -> Any:
-    return np.concatenate([np.ravel(leaf) for leaf in tree.leaves(found.params)])
-
-
 def rows(bad: bool) -> tuple[Any, Any]:
     x = X.copy()
     if bad:
@@ -110,7 +106,7 @@ def undisturbed(name: str, epochs: int, batch: int, bad: bool) -> tuple[list[flo
     way = WAYS[name]
     alone = trainer(way, **{**way.wishes, **way.alone})
     history = alone.fit(rows(bad), epochs=epochs, batch_size=batch)
-    return history.losses, flat(alone), history.skipped
+    return history.losses, flat_params(alone), history.skipped
 
 
 class Witness(Callback):
@@ -253,12 +249,12 @@ class Trial:
             assert [each.step for each in steps if each.skipped] == skipped
         if way.near == 0:
             same = np.array_equal([each.loss for each in steps], losses, equal_nan=True)
-            assert same and np.array_equal(flat(found), weights), "other bits"
+            assert same and np.array_equal(flat_params(found), weights), "other bits"
         elif way.near < np.inf:
             np.testing.assert_allclose([each.loss for each in steps], losses, rtol=0, atol=way.near)
-            np.testing.assert_allclose(flat(found), weights, rtol=0, atol=way.near)
+            np.testing.assert_allclose(flat_params(found), weights, rtol=0, atol=way.near)
         else:
-            assert np.isfinite(flat(found)).all()
+            assert np.isfinite(flat_params(found)).all()
 
     def _another(self, m: Mesh) -> None:
         """Somebody else trains on the same mesh at the same time."""
@@ -271,7 +267,7 @@ class Trial:
                 continue
             m.simulation.wait(1.0)
         alone = _shards_of_three()
-        assert np.array_equal(flat(other), alone), "other bits, beside another"
+        assert np.array_equal(flat_params(other), alone), "other bits, beside another"
 
     def _check_no_stall(self, m: Mesh) -> None:
         times = [float(line[:12]) for line in m.simulation._cluster.trace]
@@ -289,7 +285,7 @@ class Trial:
 def _shards_of_three() -> Any:
     alone = trainer(WAYS["data"], deterministic=3)
     alone.fit(rows(False), epochs=2, batch_size=16)
-    return flat(alone)
+    return flat_params(alone)
 
 
 class _Watch:

@@ -1,6 +1,6 @@
 """The code over bytes: any k shares give every other back, bit for bit, whatever their lengths."""
 
-from itertools import combinations
+from itertools import combinations, islice
 
 import numpy as np
 import pytest
@@ -51,6 +51,12 @@ def test_products_are_those_of_the_field() -> None:
 def test_sizes_without_a_code_are_refused(k: int, extra: int) -> None:
     with pytest.raises(InputError):
         gf256.checks(k, extra)
+
+
+def test_few_of_the_many_choices_of_shares_are_remembered() -> None:
+    for there in islice(combinations(range(4, 32), 4), 5000):
+        gf256.coefficients(4, 28, 0, there)
+    assert gf256.coefficients.cache_info().currsize < 5000
 
 
 def test_too_few_shares_are_refused() -> None:

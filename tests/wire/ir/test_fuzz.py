@@ -30,7 +30,7 @@ from wire.ir.verify import verify
 from wire.limits import MIB
 from wire.protocol.messages import decode_message, encode_message
 
-DEFAULT_COUNT = 250_000
+DEFAULT_COUNT = 150_000
 WARM_UP = 0.1  # of the inputs fill caches and pools; then the memory stays what it is
 GROWTH_MAX_BYTES = 16 * MIB
 

@@ -7,6 +7,7 @@ from support.cases.random_graphs import big_graph, random_graph
 
 from wire.ir.codec import decode_graph
 from wire.ir.dtypes import BY_NAME
+from wire.ir.graph import GraphBuilder
 from wire.ir.ops import COLLECTIVES, OPS
 from worker.cpu import evaluate
 
@@ -32,6 +33,18 @@ def test_two_hundred_run_on_cpu_and_use_every_op_dtype_and_rank() -> None:
     assert ops == OPS.keys() - COLLECTIVES - {"spmd"}
     assert dtypes == BY_NAME.keys()
     assert ranks >= {0, 1, 2, 3, 4}
+
+
+def test_a_graph_of_copied_nodes_is_the_same_whether_types_are_given_or_inferred() -> None:
+    for seed in range(40):
+        graph = random_graph(seed).graph
+        for given in (False, True):
+            builder, placed = GraphBuilder(), list[int]()
+            builder.blobs.update(graph.blobs)
+            for node, kind in zip(graph.nodes, graph.types, strict=True):
+                placed.append(builder.copy(node, [placed[source] for source in node.inputs], kind if given else None))
+            copied = builder.build([placed[index] for index in graph.outputs], graph.output_names, graph.name)
+            assert copied == graph and copied.types == graph.types, seed
 
 
 def test_the_big_graph_has_about_the_nodes_asked_for() -> None:

@@ -15,7 +15,7 @@ from wire.bounds import LINES_OF_ONE, REFUSED_MESSAGES
 from wire.errors import Busy, MeshError, NotTrusted, ProtocolError, StaleGeneration
 from wire.link.guard import Guard, Test
 from wire.link.link import Link
-from wire.protocol.messages import AskNodes, Ballast, Beat, Deploy, Done, Drop, Message, PlanKey, Push, Value
+from wire.protocol.messages import AskNodes, AskTokens, Ballast, Beat, Deploy, Done, Drop, Message, PlanKey, Push, Value
 from wire.protocol.permissions import TABLE, Receiver, Relation, Way
 from wire.system.log_limit import LogLimit
 
@@ -67,7 +67,7 @@ async def tried(guard: Guard, link: Link, body: Message, way: Way) -> MeshError 
         match way:
             case Way.REQUEST:
                 await guard.on_request(link, body)
-            case Way.NOTE:
+            case Way.NOTIFICATION:
                 guard.on_notify(link, body)
             case Way.STREAM:
                 guard.on_stream_open(link, body, 1 << 40)
@@ -87,7 +87,7 @@ async def test_whoever_has_no_relation_gets_nothing_through(receiver: Receiver, 
             error = await tried(guard, sender(role), body, way)
             known = receiver in TABLE[way].get(type(body), {})
             assert isinstance(error, NotTrusted | StaleGeneration if known else ProtocolError) or (
-                known and way is Way.NOTE and error is None
+                known and way is Way.NOTIFICATION and error is None
             ), (role, body, error)
         assert handler.nothing
 
@@ -105,13 +105,19 @@ async def test_each_relation_gets_through_what_its_row_has_and_nothing_else(rece
                     sender("nobody"), body, 1
                 )
         notes = [handler.notes.get_nowait() for _ in range(handler.notes.qsize())]
-        assert {Way.REQUEST: handler.asked, Way.NOTE: notes, Way.STREAM: handler.opened}[way] == expected
+        assert {Way.REQUEST: handler.asked, Way.NOTIFICATION: notes, Way.STREAM: handler.opened}[way] == expected
 
 
 async def test_a_request_is_answered_with_what_is_wrong() -> None:
     guard = Guard(RecordingHandler(), Receiver.COORDINATOR, ALONE | {Relation.CLIENT: lambda link, body: False})
     with pytest.raises(NotTrusted, match="them is a worker: only clients submit jobs"):
         await guard.on_request(sender("worker"), AskNodes())
+
+
+async def test_a_role_that_is_too_low_is_told() -> None:
+    guard = Guard(RecordingHandler(), Receiver.COORDINATOR, ALONE | {Relation.ADMIN: lambda link, body: False})
+    with pytest.raises(NotTrusted, match="them has the role operator: AskTokens needs the role admin"):
+        await guard.on_request(sender("operator"), AskTokens())
 
 
 async def test_a_coordinator_that_does_not_own_the_worker_learns_that_it_must_join() -> None:

@@ -65,7 +65,7 @@ def test_who_was_thrown_out_is_so_once_the_disk_takes_it_and_its_refusal_is_logg
     run(story)
     assert here.ended == [BAD] and node.credentials.revocations.includes(BAD)
     assert Credentials(tmp_path, QuickDisk()).revocations.includes(BAD)
-    assert caplog.text.count("whom to trust is not written") == 1
+    assert caplog.text.count("the new trust is not written") == 1
 
 
 def test_what_is_said_later_counts_though_the_disk_refused_what_was_said_before(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ from wire.protocol.frames import (
 
 def plain(frame: Frame) -> tuple[object, ...]:
     """A frame's fields with views and errors made comparable."""
-    values = [getattr(frame, name) for name in frame.__slots__]
+    values = [getattr(frame, name) for name in frame.__struct_fields__]
     return (
         type(frame),
         *(v.to_fields() if isinstance(v, MeshError) else bytes(v) if isinstance(v, memoryview) else v for v in values),

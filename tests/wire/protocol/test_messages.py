@@ -37,6 +37,7 @@ from wire.protocol.messages import (
     Planned,
     Push,
     Ran,
+    Relay,
     Run,
     Source,
     SourceKind,
@@ -223,6 +224,11 @@ def test_a_node_of_the_minor_before_is_sent_what_it_knows() -> None:
     assert decode_message(encode_message(Nodes((node,), more=True), 0)) == Nodes((known,))
     assert decode_message(deploy) == Deploy(plan, (part, part), {}, (), {"n": ("h:1",)}, True)
     assert msgspec.msgpack.decode(encode_message(AskNodes(pairs=True), 0)) == ["AskNodes", True]
+    push = Push(plan, 2, 1, 0, Value("f32", (1,), bytes(4)))
+    known = ["Push", [3, 7], 2, 1, 0, ["f32", [1], bytes(4), ""]]
+    assert msgspec.msgpack.decode(encode_message(push, 0)) == known
+    relay = Relay("n2", push, 4, 0, bytes(4))
+    assert msgspec.msgpack.decode(encode_message(relay, 0)) == ["Relay", "n2", known[1:], 4, 0, bytes(4)]
     for message in MESSAGES:
         if not isinstance(message, (*SINCE_1, *APPENDED)):
             assert encode_message(message, 0) == encode_message(message)

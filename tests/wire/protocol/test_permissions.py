@@ -50,9 +50,9 @@ def test_every_relation_is_said_in_words_and_used() -> None:
     ("receiver", "way", "message", "expected"),
     [
         (Receiver.WORKER, Way.REQUEST, Deploy, (Relation.OWNER,)),
-        (Receiver.WORKER, Way.NOTE, Push, (Relation.SOURCE,)),
+        (Receiver.WORKER, Way.NOTIFICATION, Push, (Relation.SOURCE,)),
         (Receiver.WORKER, Way.REQUEST, SubmitJob, ()),
-        (Receiver.COORDINATOR, Way.NOTE, Beat, (Relation.WORKER,)),
+        (Receiver.COORDINATOR, Way.NOTIFICATION, Beat, (Relation.WORKER,)),
         (Receiver.COORDINATOR, Way.REQUEST, Beat, ()),
         (Receiver.CLIENT, Way.REQUEST, FetchBlob, (Relation.COORDINATOR,)),
         (Receiver.STANDBY, Way.STREAM, BlobStream, (Relation.ASKED,)),

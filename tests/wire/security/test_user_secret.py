@@ -35,7 +35,7 @@ def test_many_processes_that_need_it_first_have_the_same(file: Path) -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-P", "-c", ASK]
     started = [subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) for _ in range(8)]
-    told = {process.communicate()[0].strip() for process in started}
+    told = {process.communicate(timeout=120)[0].strip() for process in started}
     assert told == {file.read_bytes().hex()}
 
 

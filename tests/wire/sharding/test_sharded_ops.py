@@ -24,7 +24,7 @@ from worker.native.engine import NativeEngine
 SHARDED = sorted(
     OPS.keys() - WITHOUT.keys() - {"constraint"}
 )  # which names its own grid: tests/wire/sharding/test_partition.py
-CASES_MAX = 3  # of an op that are compiled to machine code
+CASES_MAX = 2  # of an op that are compiled to machine code
 WAYS_MAX = 400  # of one case on one grid; of more, that many are tried
 
 

@@ -100,7 +100,7 @@ async def test_an_event_loop_that_finds_no_room_does_not_wait_until_memory_is_gi
     def full(handle: int, size_bytes: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("wire.system.shared_memory._reserve", full)
+    monkeypatch.setattr("wire.system.shared_memory.reserve", full)
     shared, given_back, tired = SharedDir.create(tmp_path), threading.Event(), list[bool]()
     mapped_files._ending.take(lambda: given_back.wait(60))
 
@@ -134,7 +134,7 @@ def test_what_finds_no_room_waits_for_memory_that_is_given_back(
         full[0] = len(settled) > 1
         return not full[0]
 
-    monkeypatch.setattr("wire.system.shared_memory._reserve", reserve)
+    monkeypatch.setattr("wire.system.shared_memory.reserve", reserve)
     monkeypatch.setattr(mapped_files, "settle", settle)
     assert len(shared.allocate(100).buffer) == 100 and settled == [True]
     full[0] = True

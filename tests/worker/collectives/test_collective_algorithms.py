@@ -58,7 +58,7 @@ def play(programs: Sequence[Program], given: Sequence[Values], chunk_max: int, s
             while len(got[rank]) < len(step.sources):
                 source = step.sources[len(got[rank])]
                 if source == rank:
-                    from_, to = chunk_of(program.operand[step.own], chunk, chunks)
+                    from_, to = chunk_of(program.operand[step.own_region], chunk, chunks)
                     got[rank].append(made[rank][start:stop] if step.of_result else given[rank][from_:to])
                 elif boxes[source, rank]:
                     got[rank].append(boxes[source, rank].popleft())

@@ -4,77 +4,25 @@ which the worker's event loop would stand still."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import threading
-from collections.abc import AsyncIterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
-from support.machines.links import Recorder, node
+from support.machines.receiving import receiving
 
 from wire.errors import MeshError, NodeLost, OutOfMemory
 from wire.limits import MIB
-from wire.link.link import Link
-from wire.link.websocket_carrier import Endpoint
-from wire.protocol.flow_control import PacedBuffer
-from wire.protocol.messages import Message, PlanKey, Push, Value
+from wire.protocol.messages import PlanKey, Push, Value
 from wire.system import mapped_files, shared_memory
-from wire.system.shared_memory import SharedDir, take
-from wire.system.tasks import Tasks
-from worker.daemon.plan_requests import LARGE_BYTES, PlanRequests
+from wire.system.shared_memory import take
+from worker.daemon.plan_requests import LARGE_BYTES
 from worker.state import events as ev
 
 SIZE = LARGE_BYTES // 4 + 3
 HEADER = Push(PlanKey(1, 1), 0, 0, 0, Value("f32", (SIZE,)))
-
-
-class Receiver(Recorder):
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self.shared, self.under_way = SharedDir.create(folder), 0
-        self.events: list[ev.Event] = []
-        self.tasks, self.notified = Tasks(), asyncio.Event()
-        shell = cast(Any, SimpleNamespace(feed=self._feed, tasks=self.tasks))
-        arriving = cast(Any, SimpleNamespace(check=lambda *args: None, begin=self._begin, end=self._end))
-        self.requests = cast(Any, PlanRequests)(shell, self.shared, None, None, None, arriving)
-
-    def _feed(self, event: ev.Event) -> None:
-        self.events.append(event)
-        self.notified.set()
-
-    def _begin(self, *args: object) -> None:
-        self.under_way += 1
-
-    def _end(self, *args: object) -> None:
-        self.under_way -= 1
-
-    def on_stream_open(self, link: Link, header: Message, size_bytes: int) -> Any:
-        buffer = self.requests.open_stream(link, cast(Push, header), size_bytes)
-        assert isinstance(buffer, PacedBuffer)
-        return buffer
-
-    def on_stream_done(self, link: Link, header: Message, buffer: memoryview, error: MeshError | None) -> None:
-        self.requests.stream_done(link, cast(Push, header), buffer, error)
-
-    def files(self) -> list[str]:
-        return [path.name for path in self.shared.path.iterdir() if path.name != "lock"]
-
-
-@contextlib.asynccontextmanager
-async def receiving(folder: Path) -> AsyncIterator[tuple[Link, Receiver]]:
-    receiver = Receiver(folder)
-    here = Endpoint(node("sends", host_id="a"), Recorder())
-    there = Endpoint(node("takes", host_id="b"), receiver)
-    try:
-        yield await here.dial("127.0.0.1", await there.listen("127.0.0.1", 0, 0)), receiver
-    finally:
-        await here.close()
-        await there.close()
-        receiver.shared.close()
 
 
 async def test_it_is_in_a_file_as_it_was_sent_and_no_loop_had_to_make_room(
@@ -88,7 +36,7 @@ async def test_it_is_in_a_file_as_it_was_sent_and_no_loop_had_to_make_room(
             writers.add(threading.current_thread())
         return write(handle, data)
 
-    monkeypatch.setattr(shared_memory, "_reserve", None)
+    monkeypatch.setattr(shared_memory, "reserve", None)
     tensor = np.random.default_rng(0).random(SIZE, np.float32)
     async with receiving(tmp_path) as (link, receiver):
         with monkeypatch.context() as patched:
@@ -138,7 +86,7 @@ async def test_a_small_one_for_which_there_is_no_room_now_is_written_by_threads_
     def full(handle: int, size_bytes: int) -> None:
         raise OSError(28, "no space left on the test's device")
 
-    monkeypatch.setattr(shared_memory, "_reserve", full)
+    monkeypatch.setattr(shared_memory, "reserve", full)
     given_back = threading.Event()
     mapped_files._ending.take(lambda: given_back.wait(60))
     wrote = shared_memory.write_all

@@ -47,7 +47,7 @@ class Links:
 async def test_pieces_in_any_order_are_a_tensor_and_no_loop_had_to_make_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_memory, "_reserve", None)
+    monkeypatch.setattr(shared_memory, "reserve", None)
     links, data = Links(tmp_path), random.Random(0).randbytes(SIZE)
     for offset in (2 * RELAY_BYTES_MAX, 0, RELAY_BYTES_MAX):
         assert not links.events

@@ -46,7 +46,7 @@ def check_everywhere(engines: Mapping[str, NativeEngine], graph: WireGraph, give
 
 
 @pytest.mark.parametrize(
-    "seed", [1, 2, 3, *(pytest.param(seed, marks=pytest.mark.long) for seed in (0, *range(4, 40)))]
+    "seed", [2, 3, *(pytest.param(seed, marks=pytest.mark.long) for seed in (0, 1, *range(4, 40)))]
 )
 def test_a_random_graph(engines: Mapping[str, NativeEngine], seed: int) -> None:
     random = random_graph(seed)
@@ -79,7 +79,7 @@ def layers(w1: Any, b1: Any, w2: Any, x: Any) -> Any:
     return mnp.sum((centred / mnp.sqrt(mnp.mean(centred**2, axis=-1, keepdims=True) + 1e-5)) ** 3)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, pytest.param(np.float64, marks=pytest.mark.long)])
 def test_derivatives_of_layers(engines: Mapping[str, NativeEngine], dtype: Any) -> None:
     """Sums over 700 rows and 300 columns pass the runs and the lanes of the definition."""
     random = np.random.default_rng(3)

@@ -12,6 +12,7 @@ import psutil
 import pytest
 from numpy.typing import NDArray
 
+import mesh
 import mesh.numpy as mnp
 from mesh import nn, trace
 from wire.errors import Cancelled, ConfigError
@@ -19,8 +20,10 @@ from wire.ir.graph import WireGraph
 from worker.cpu import CpuEngine
 from worker.devices.benchmark import measured
 from worker.devices.registry import list_devices, open_engine
+from worker.engine.protocol import native_bytes
 from worker.native import engine as native
 from worker.native.engine import NativeEngine
+from worker.native.llvm import OVERHEAD_BYTES
 
 
 def layers(x: Any, w: Any) -> Any:
@@ -49,6 +52,17 @@ def test_another_process_finds_the_kernels_on_disk(tmp_path: Path) -> None:
     assert compiled[0] > 2
     assert compiled[1] == 0
     assert results[0] == results[1]
+
+
+def test_a_part_says_what_its_kernels_take() -> None:
+    graph, _ = example()
+    loop = trace(lambda x: mesh.fori_loop(0, 3, lambda _, value: mnp.sin(value * x), x), np.ones(5, np.float32))
+    for made in (graph, loop):
+        engine = NativeEngine()
+        executable = engine.compile(made)
+        assert native_bytes(executable) >= len(engine._kernels) * OVERHEAD_BYTES > 0
+        assert native_bytes(CpuEngine().compile(made)) == 0
+        engine.close()
 
 
 def test_it_computes_what_numpy_does() -> None:

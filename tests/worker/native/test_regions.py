@@ -88,8 +88,14 @@ def given() -> list[Any]:
     return [random.standard_normal((HEADS, LENGTH, WIDTH), dtype=np.float32) for _ in range(3)]
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.parametrize("threads", [1, 2, 3, 5])
+@pytest.mark.parametrize(
+    ("name", "threads"),
+    [  # the default run has two numbers of threads for each program, and each number for two
+        pytest.param(name, threads, marks=[] if (place + number) % 2 else pytest.mark.long)
+        for place, name in enumerate(PROGRAMS)
+        for number, threads in enumerate((1, 2, 3, 5))
+    ],
+)
 def test_regions_have_the_bits_of_kernels_one_after_the_other(
     name: str, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import os
 import subprocess
@@ -10,7 +11,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 
 import numpy as np
@@ -20,8 +21,8 @@ from worker.native.library import Library
 from worker.native.llvm import I64, Loaded, index, loop, machine_code, new_module, this_processor
 from worker.native.llvm import ir as ir
 from worker.native.objects import Objects
-from worker.native.runner import KERNEL, Helper
-from worker.native.threads import IDLE_S, Program, Stop, Threads
+from worker.native.runner import KERNEL, Helper, Job
+from worker.native.threads import IDLE_S, Program, Stop, Threads, _address
 
 MANY = 4
 
@@ -241,30 +242,41 @@ def test_threads_that_slept_wake_on_other_cores_and_may_leave_them() -> None:
     cores = os.sched_getaffinity(0)
     with contextlib.closing(Threads(library().runner(), MANY)) as threads:
         ids = [helper.native_id or 0 for helper in threads._helpers]
-        assert [os.sched_getaffinity(thread) for thread in ids] == [cores] * len(ids)
-        sleeps = threads._lines[:, Helper.SLEEPS]
-        while not sleeps.all():
-            time.sleep(0.001)
-        sleeps[:] = 0  # nobody posts, and they stay where they are sent
+
+        def homes() -> list[set[int]]:
+            return [os.sched_getaffinity(thread) for thread in ids]
+
+        assert homes() == [cores] * len(ids)
+        sleeps, post = threads._lines[:, Helper.SLEEPS], int(threads._job[Job.POST])
+        until(sleeps.all)
+        threads._job[Job.POST] = _address(ctypes.CDLL(None).getpid)  # nobody is posted, and they stay where they are
         threads.announce()
-        chosen = [os.sched_getaffinity(thread) for thread in ids]
+        assert not sleeps.any()
+        chosen = homes()
         assert all(len(core) == 1 for core in chosen)
         assert len(set.union(*chosen)) == min(len(cores) - 1, len(ids)), "this thread's core is nobody's"
+        threads.announce()
+        assert homes() == chosen, "a thread that does not sleep is sent nowhere"
         threads.dismiss()
-        sleeps[:] = 1
-        for _ in range(3):
+        sleeps[:], threads._job[Job.POST] = 1, post
+        for _ in range(30):
             time.sleep(2 * IDLE_S)
             assert threads.run(program([]), Stop())
-        while any(os.sched_getaffinity(thread) != cores for thread in ids):
-            time.sleep(0.001)
+        until(lambda: homes() == [cores] * len(ids))
+
+
+def until(condition: Callable[[], object]) -> None:
+    ends_s = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < ends_s, "it takes longer than a minute"
+        time.sleep(0.001)
 
 
 def test_threads_wake_and_compute_run_after_run_while_somebody_has_the_gil() -> None:
     counters, before = np.zeros(64, np.int64), sys.getswitchinterval()
     with contextlib.closing(Threads(library().runner(), 2)) as threads:
         sleeps = threads._lines[0, Helper.SLEEPS :]
-        while not sleeps[0]:  # it has begun, for which it needs the GIL
-            time.sleep(0.001)
+        until(lambda: sleeps[0])  # it has begun, for which it needs the GIL
         for pause_s in (0.0, 0.02, 0.0, 0.0, 0.02):
             log, stop = Log(100), Stop()
             made = program([("note", log.of(0), 20, 0)])
@@ -294,10 +306,7 @@ def test_threads_look_for_the_next_run_for_a_while_and_then_sleep() -> None:
             for _ in range(50):
                 assert threads.run(made, Stop())
                 assert sorted(log.read()) == list(range(20))
-            ends_s = time.monotonic() + 60
-            while not threads._lines[:, Helper.SLEEPS].all() and time.monotonic() < ends_s:
-                time.sleep(0.001)
-            assert threads._lines[:, Helper.SLEEPS].all()
+            until(threads._lines[:, Helper.SLEEPS].all)
 
 
 def test_threads_that_were_woken_for_a_run_that_does_not_come_are_there_for_the_next(threads: Threads) -> None:

@@ -84,7 +84,7 @@ RANK = PartSpec(
         (lambda drive: explain(drive, node="other"), StaleGeneration, "does not belong to you"),
         (lambda drive: explain(drive, plan=PlanKey(7, 9)), StaleGeneration, "not deployed here"),
         (lambda drive: explain(drive, part=3), InputError, "has no part 3"),
-        (lambda drive: [explain(drive), explain(drive)][1], StaleGeneration, "is over or under way"),
+        (lambda drive: [explain(drive), explain(drive)][1], StaleGeneration, "is over or in flight"),
     ],
     ids=["of another", "unknown", "no such part", "twice"],
 )

@@ -65,7 +65,9 @@ def silent(drive: Driver) -> list[ev.Action]:
 
 
 def back(drive: Driver, *kept: int, epoch: int = 7, earlier: tuple[PlanKey, ...] = ()) -> list[ev.Action]:
-    return drive(ev.JoinRequested(COORD, drive.request(), COORD, epoch, 0.1, SILENCE_S, kept=kept, earlier=earlier))
+    return drive(
+        ev.JoinRequested(COORD, drive.request(), COORD, epoch, 0.1, SILENCE_S, continued=kept, earlier=earlier)
+    )
 
 
 def test_silence_drops_nothing_and_is_answered_with_silence() -> None:
@@ -89,7 +91,7 @@ def test_while_it_is_silent_another_takes_the_worker_over_and_the_orphans_go() -
     assert isinstance(one(ev.Refuse, drive.join("other", epoch=3)).error, Busy)
     silent(drive)
     actions = drive.join("other", epoch=3)
-    assert one(ev.ReplyJoined, actions).kept == ()
+    assert one(ev.ReplyJoined, actions).deployed == ()
     assert of(ev.Unprepare, actions) and one(ev.UnpinBlobs, actions).blobs == {b"c" * 32}
     assert one(ev.CloseLink, actions).node == COORD, "so that it knows"
     assert isinstance(one(ev.Refuse, back(drive, 1, 2)).error, Busy)
@@ -149,7 +151,7 @@ def test_the_same_coordinator_finds_the_plans_it_asks_for_and_no_others() -> Non
     drive = served(deploy(ONE_PART), PIN, deploy(part(0, [CALL_INPUT], [[]]), plan=PlanKey(7, 3)))
     drive(ev.NodeUnlinked(COORD))
     actions = back(drive, 1, 2, 8)
-    assert one(ev.ReplyJoined, actions).kept == (1, 2)
+    assert one(ev.ReplyJoined, actions).deployed == (1, 2)
     assert len(of(ev.Unprepare, actions)) == 1 and not of(ev.UnpinBlobs, actions)
     assert of(ev.Execute, drive.run(0, (0, 0, SMALL)))
     assert isinstance(one(ev.Refuse, drive.run(plan=PlanKey(7, 3))).error, StaleGeneration)
@@ -161,7 +163,7 @@ def test_another_epoch_of_it_finds_nothing() -> None:
     drive = served()
     drive(ev.NodeUnlinked(COORD))
     actions = back(drive, 1, epoch=8)
-    assert one(ev.ReplyJoined, actions).kept == () and of(ev.Unprepare, actions)
+    assert one(ev.ReplyJoined, actions).deployed == () and of(ev.Unprepare, actions)
 
 
 def test_a_deploy_that_was_not_done_goes_with_the_link_that_asked_for_it() -> None:
@@ -170,7 +172,7 @@ def test_a_deploy_that_was_not_done_goes_with_the_link_that_asked_for_it() -> No
     drive.ask_deploy(deploy(ONE_PART, blobs=(weight("far"),)))
     drive(ev.NodeUnlinked(COORD))
     drive(ev.RequestGone(request))
-    assert one(ev.ReplyJoined, back(drive, 1, 2)).kept == (2,)
+    assert one(ev.ReplyJoined, back(drive, 1, 2)).deployed == (2,)
 
 
 def test_what_the_last_committed_step_carried_is_there_though_the_step_under_way_ended_with_the_link() -> None:
@@ -209,13 +211,13 @@ def test_a_coordinator_that_was_started_anew_finds_the_state_that_it_names_and_n
     drive(ev.RunRequested(COORD, drive.request(), KEY, 1, ((0, 1, SMALL),), 1))
     drive(ev.NodeUnlinked(COORD))
     joined = back(drive, epoch=8, earlier=(KEY, PINS, PlanKey(6, 9)))
-    assert one(ev.ReplyJoined, joined).kept == (KEY.generation, PINS.generation)
+    assert one(ev.ReplyJoined, joined).deployed == (KEY.generation, PINS.generation)
     blob = one(ev.MakeBlob, drive(ev.SnapshotRequested(COORD, drive.request(), KEY, 0)))
     assert blob.tensor.tensor == first.outputs[0].keep, "what the step before left is there"
     assert of(ev.Refuse, drive(ev.RunRequested(COORD, drive.request(), KEY, 2, ()))), "but no step is done any more"
     assert of(ev.Refuse, drive(ev.RunRequested(COORD, drive.request(), other, 0, ())))
-    assert one(ev.ReplyJoined, back(drive, epoch=8, earlier=(PINS,))).kept == (PINS.generation,)
-    assert one(ev.ReplyJoined, back(drive, epoch=9)).kept == ()
+    assert one(ev.ReplyJoined, back(drive, epoch=8, earlier=(PINS,))).deployed == (PINS.generation,)
+    assert one(ev.ReplyJoined, back(drive, epoch=9)).deployed == ()
 
 
 def asks(drive: Driver, epochs: tuple[int, ...], node: str = "other", *earlier: PlanKey) -> list[ev.Action]:
@@ -234,7 +236,7 @@ def test_a_standby_takes_over_at_once_with_the_plans_that_it_names() -> None:
     drive = served(PIN, deploy(ONE_PART))
     assert isinstance(one(ev.Refuse, taken_over(drive, (6, 9))).error, Busy), "it goes on from another one"
     actions = taken_over(drive, (6, 7, 9), "other", PINS)
-    assert one(ev.ReplyJoined, actions).kept == (PINS.generation,)
+    assert one(ev.ReplyJoined, actions).deployed == (PINS.generation,)
     assert one(ev.CloseLink, actions).node == COORD
     assert one(ev.KeepServed, actions).epoch == 9
     assert drive.machine.owner is not None and drive.machine.owner.node == "other"
@@ -250,7 +252,7 @@ def test_a_coordinator_has_this_worker_once_the_disk_has_its_epoch() -> None:
     assert not of(ev.ReplyJoined, actions) and not of(ev.StartBeats, actions), "it may be forgotten yet"
     drive(ev.DropRequested("other", drive.request(), PINS, False))
     kept = drive(ev.ServedKept(9))
-    assert one(ev.ReplyJoined, kept).kept == (), "it is told what is here now"
+    assert one(ev.ReplyJoined, kept).deployed == (), "it is told what is here now"
     assert one(ev.StartBeats, kept).node == "other"
     assert not of(ev.KeepServed, asks(drive, (7, 9), "other")), "the disk has it"
 
@@ -306,7 +308,7 @@ def test_where_the_machine_runs_short_of_memory_the_oldest_orphan_goes_first_and
     assert one(ev.FreeCache, actions).why == f"plan 7.1, kept for coordinator coord, gives way: {left}"
     assert drive(ev.NodeUnlinked(COORD, goodbye=True)) == [], "we ended that link, and it may come back for the rest"
     assert drive(PLENTY, after_s=1.0) == [] and drive.machine.owner is not None
-    assert one(ev.ReplyJoined, back(drive, 1, 2)).kept == (2,)
+    assert one(ev.ReplyJoined, back(drive, 1, 2)).deployed == (2,)
     assert isinstance(one(ev.Refuse, drive.run()).error, StaleGeneration)
     assert drive(SHORT) == [], "nothing goes of a coordinator that is heard"
 
@@ -318,7 +320,7 @@ def test_with_the_last_orphan_the_worker_is_free() -> None:
     actions = drive(SHORT, after_s=1.0)
     assert one(ev.UnpinBlobs, actions).blobs == {b"c" * 32} and of(ev.StopBeats, actions)
     assert drive.machine.owner is None and drive(SHORT) == []
-    assert one(ev.ReplyJoined, back(drive, 1, 2)).kept == ()
+    assert one(ev.ReplyJoined, back(drive, 1, 2)).deployed == ()
 
 
 def test_a_goodbye_over_another_link_than_the_one_that_we_ended_is_one() -> None:

@@ -731,7 +731,7 @@ class World:
                 self.answered.add(request)
                 self.feed(ev.RequestGone(request))
             kept = tuple(generation for generation in range(self.generation + 1) if self.random.random() < 0.7)
-            self.feed(ev.JoinRequested(self.coordinator, self.drive.request(), COORD, 7, 0.1, 0.0, kept=kept))
+            self.feed(ev.JoinRequested(self.coordinator, self.drive.request(), COORD, 7, 0.1, 0.0, continued=kept))
 
     def lose_host(self) -> None:
         """What it ran and was to prepare is never answered."""

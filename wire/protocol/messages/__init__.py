@@ -7,9 +7,9 @@ not know.  Never reorder, retype or reuse.  Decoding checks every field's type a
 anything else is a FrameError and ends the link.
 
 Names: a *plan* is known by its key (epoch, generation).  The epoch is the coordinator's start, the generation counts
-the plans it made; both only grow, and a worker drops whatever carries an older epoch or a plan it was told to drop.
-A *step* is one evaluation of a plan.  A *part* is a subgraph on one device of one worker, a *slot* the position of an
-input or an output of a part.
+the plans that it made.  Both only grow.  A worker drops messages with an older epoch, or for a plan that it has
+dropped.  A *step* is one evaluation of a plan.  A *part* is a subgraph on one device of one worker, a *slot* the
+position of an input or an output of a part.
 """
 
 from __future__ import annotations
@@ -306,13 +306,13 @@ _decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessa
 
 # How many fields minor 1 appended.
 APPENDED: dict[type[Message | Record], int] = {
-    Deploy: 2, Run: 1, PartSpec: 2, SubmitJob: 2, PlanGraph: 2, Deployed: 1, Ran: 0, PartRun: 6, Join: 3, Joined: 4,
-    Drop: 1, AskNodes: 1, Nodes: 2, NodeReport: 3, Jobs: 0, JobReport: 1,
+    Deploy: 2, Run: 1, Push: 1, Relay: 0, PartSpec: 2, SubmitJob: 2, PlanGraph: 2, Deployed: 1, Ran: 0, PartRun: 6,
+    Join: 3, Joined: 4, Drop: 1, AskNodes: 1, Nodes: 2, NodeReport: 3, Jobs: 0, JobReport: 1,
 }  # fmt: skip
 # Those whose new fields an older node does without, or one such field.
 DISPENSABLE = (Deployed, Ran, PartRun, Join, Joined, Drop, Nodes, NodeReport, Jobs, JobReport, "Deploy.types")
-# The field in which there are records that minor 1 appended fields to.
-WITH_PARTS: dict[type[Message], int] = {Deploy: 1, Ran: 1, Nodes: 0, Jobs: 0}
+# The field in which there is a record, or a tuple of them, that minor 1 appended fields to.
+WITH_PARTS: dict[type[Message], int] = {Deploy: 1, Ran: 1, Relay: 1, Nodes: 0, Jobs: 0}
 SINCE_1 = (
     Letter, LettersRead, GaveUp, Meet, Snapshot, Snapshotted, Combine, Combined,
     OpenSession, SessionOpened, SessionStep, SessionState, SessionTold, SessionHeard, ResumeSession, SessionResumed,
@@ -325,7 +325,7 @@ SINCE_1 = (
 
 
 def encode_message(message: Message, minor: int = PROTOCOL[1]) -> bytes:
-    """The message as bytes, for a node that speaks this minor version; LocalError if it has no words for it."""
+    """The message as bytes, for a node of this minor version; LocalError if that version cannot express it."""
     return _encoder.encode(message if minor else as_of_0(message, SINCE_1, APPENDED, DISPENSABLE, WITH_PARTS))
 
 

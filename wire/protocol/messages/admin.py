@@ -1,4 +1,4 @@
-"""Administration: what a person asks of a coordinator or of a node: nodes, pauses, logs."""
+"""Administration: requests of people to a coordinator or a node, about nodes, pauses, tokens and logs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from .link import DeviceReport
 
 
 class AskNodes(Message, frozen=True):
-    """The answer is Nodes, with `pairs` if they are asked for.  `after` is where the answer before ended: the id of its
-    last node, or the ends of its last pair."""
+    """List the nodes, and with `pairs` the links between them.  Answered by Nodes.  `after` is where the previous
+    answer ended: the id of its last node, or the two ends of its last pair."""
 
     pairs: bool = False
     after: Annotated[tuple[Name, ...], Meta(max_length=2)] = ()
@@ -34,8 +34,8 @@ class NodeReport(Record, frozen=True):
 
 
 class PairReport(Record, frozen=True):
-    """How one node reaches another, both by name, as a probe found it.  `path` is direct, shared memory, relay, or "?"
-    while it is not known; `address` is where it was dialled, `cause` why it was not reached."""
+    """How one node reaches another, both by name, as a probe measured it.  `path` is direct, shared memory, relay, or
+    "?" while it is unknown.  `address` is where it was dialled, and `cause` why it was not reached."""
 
     source: Name
     target: Name
@@ -47,8 +47,8 @@ class PairReport(Record, frozen=True):
 
 
 class Nodes(Message, frozen=True):
-    """The nodes and pairs that fit into a message, first of the nodes, then of the pairs.  Of what a device computes
-    they name one op, or none where it was given up."""
+    """The nodes and pairs that fit into a message, nodes first.  Of the ops that a device computes, the report names
+    one, or none if the device was given up."""
 
     nodes: tuple[NodeReport, ...]
     node_timeout_s: Seconds = 0.0  # after which a silent one is dead
@@ -60,28 +60,29 @@ class Nodes(Message, frozen=True):
 
 
 class PauseNode(Message, frozen=True):
-    """Pause a worker, or end that; `node` is its name, its id or the first characters of that.  Answered by Done."""
+    """Pause a worker, or (`on` false) end its pause.  `node` is its name, its id or the first characters of its id.
+    Answered by Done."""
 
     node: Name
     on: bool
 
 
 class RevokeNode(Message, frozen=True):
-    """Throw a node out of the mesh, by its name, its id or the first characters of that.  Answered by Revoked."""
+    """Remove a node from the mesh, by its name, its id or the first characters of its id.  Answered by Revoked."""
 
     node: Name
 
 
 class Revoked(Message, frozen=True):
-    """The node that is out, by its id, and its name."""
+    """The id and the name of the node that was removed."""
 
     node: Name
     name: Name
 
 
 class CreateToken(Message, frozen=True):
-    """Make a join token for `uses` nodes of this role; `untrusted` ones are on other people's machines.  Answered by
-    TokenCreated."""
+    """Make a join token for `uses` nodes of this role.  With `untrusted`, these nodes are on other people's machines.
+    Answered by TokenCreated."""
 
     role: Name
     uses: Count
@@ -90,14 +91,14 @@ class CreateToken(Message, frozen=True):
 
 
 class TokenCreated(Message, frozen=True):
-    """The token's id, and its text, which is shown only this once."""
+    """The token's id, and its text, which is sent only this once."""
 
     id: Name
     token: Name
 
 
 class AskTokens(Message, frozen=True):
-    """Ask for all tokens.  Answered by Tokens."""
+    """List all tokens.  Answered by Tokens."""
 
 
 class TokenReport(Record, frozen=True):
@@ -115,7 +116,7 @@ class Tokens(Message, frozen=True):
 
 
 class RevokeToken(Message, frozen=True):
-    """Have a token let nobody in any more, by its id.  Answered by Done."""
+    """Withdraw a token by its id: no node can join with it any more.  Answered by Done."""
 
     id: Name
 
@@ -125,7 +126,8 @@ class AskAuthority(Message, frozen=True):
 
 
 class RotateAuthority(Message, frozen=True):
-    """Give the mesh a new authority; the one before is trusted for `overlap_s` more.  Answered by AuthorityReport."""
+    """Give the mesh a new authority.  The previous one is trusted for another `overlap_s`.  Answered by
+    AuthorityReport."""
 
     overlap_s: Seconds
 
@@ -137,8 +139,9 @@ class MemberReport(Record, frozen=True):
 
 
 class AuthorityReport(Message, frozen=True):
-    """The authority by its `name` and its `number`, until when (Unix time; 0: there is none) the one before is trusted,
-    the members that have no certificate of it yet, and the ids of the tokens that were withdrawn for it."""
+    """The authority by its `name` and its `number`.  The previous one is trusted until `former_until_s` (Unix time; 0
+    if there is none).  `behind` lists the members that have no certificate of the new authority yet, and `withdrawn`
+    the ids of the tokens that were withdrawn because of it."""
 
     name: Name
     number: Count
@@ -148,7 +151,7 @@ class AuthorityReport(Message, frozen=True):
 
 
 class TailLog(Message, frozen=True):
-    """Ask a node for its last `lines` log lines."""
+    """Ask a node for its last `lines` log lines.  Answered by LogLines."""
 
     lines: Annotated[int, Meta(ge=0, le=1000)]
 

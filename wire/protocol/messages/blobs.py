@@ -10,9 +10,9 @@ from .fields import Count, Dims, Hash, Inline, Message, Name, Record
 
 
 class BlobSpec(Record, frozen=True):
-    """Content a worker will need: its address, size, tensor type, and the nodes that hold it, nearest first
-    ("" is the coordinator).  `keep` allows the worker to hold it on its disk, and after the plan, for a plan to come
-    (weights yes, the state of a session no)."""
+    """Content that a worker will need: its address, size, tensor type, and the nodes that hold it, nearest first
+    ("" is the coordinator).  `keep` allows the worker to store it on its disk, and after the plan, for a later plan.
+    Weights have `keep`, the state of a session does not."""
 
     blob: Hash
     size_bytes: Count
@@ -23,14 +23,15 @@ class BlobSpec(Record, frozen=True):
 
 
 class FetchBlob(Message, frozen=True):
-    """Send me this content.  Answered by Blob; `stream` is the id the bytes will carry if they come as a stream."""
+    """Send this content.  Answered by Blob.  `stream` is the id that the bytes will have if they are sent as a
+    stream."""
 
     blob: Hash
     stream: Count
 
 
 class Blob(Message, frozen=True):
-    """Content: inline, in a shared-memory file, or in a stream headed BlobStream, which has left when this is said."""
+    """Content: inline, in a shared-memory file, or in a stream headed BlobStream, which was sent before this answer."""
 
     size_bytes: Count
     data: Inline | None = None

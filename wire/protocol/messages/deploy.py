@@ -41,8 +41,8 @@ class Target(Record, frozen=True):
 
 
 class Carry(Record, frozen=True):
-    """Output `output` of a part is, at the next step of its plan, input `slot` of part `part` on the same device; that
-    input's source is a param, whose blob is what it is at step 0."""
+    """Output `output` of a part becomes, at the next step of its plan, input `slot` of part `part` on the same device.
+    The source of that input is a param, whose blob is its value at step 0."""
 
     output: Index
     part: Index
@@ -58,10 +58,10 @@ class Member(Record, frozen=True):
 
 
 class Gang(Record, frozen=True):
-    """Parts that run at the same time, a rank each of a grid, and exchange tensors by its collectives, of which their
-    graphs have the same in the same order.  `members` are by rank, row-major over `axes`; the part itself is number
-    `rank`.  Who is in a group with whom follows from the axes of a collective (wire/ir/grids.py).  `bytes_per_s` is
-    what each rank can send, if that is not alike, and `timeout_s` how long they wait for each other."""
+    """Parts that run at the same time, one per rank of a grid, and exchange tensors by collectives.  Their graphs have
+    the same collectives in the same order.  `members` are listed by rank, row-major over `axes`, and the part itself
+    is number `rank`.  The groups follow from the axes of a collective (wire/ir/grids.py).  `bytes_per_s` is what each
+    rank can send, if the ranks differ in that.  `timeout_s` is how long they wait for each other."""
 
     axes: Annotated[tuple[Name, ...], Meta(max_length=64)]
     sizes: Annotated[tuple[Index, ...], Meta(max_length=64)]
@@ -72,9 +72,9 @@ class Gang(Record, frozen=True):
 
 
 class PartSpec(Record, frozen=True):
-    """One part for one device of one worker.  `sources[i]` feeds the graph's i-th input (inputs, then params);
-    `targets[j]` are the destinations of its j-th output; `carries` is what stays there for the next step.  A part with
-    a gang has a graph whose collectives are over the axes of that."""
+    """One part for one device of one worker.  `sources[i]` feeds the graph's i-th input (inputs, then params).
+    `targets[j]` are the destinations of its j-th output.  `carries` lists the outputs that stay on the device for the
+    next step.  If the part has a gang, the collectives of its graph are over the gang's axes."""
 
     part: Index
     device: Index
@@ -86,7 +86,7 @@ class PartSpec(Record, frozen=True):
 
 
 class InputType(Record, frozen=True):
-    """The type of what comes for input `slot` of a part with every step."""
+    """The type of the tensors that arrive for input `slot` of a part at every step."""
 
     part: Index
     slot: Index
@@ -95,10 +95,10 @@ class InputType(Record, frozen=True):
 
 
 class Deploy(Message, frozen=True):
-    """Take these parts: fetch their blobs, compile, and answer Deployed.  `graphs` holds the encodings that this
-    worker was not sent before.  `peers` gives node id -> where to dial it, for every worker of the plan.  A device runs
-    the parts of an `ordered` plan as they are listed, and its steps as their Runs came.  `types` are those of inputs
-    that others send: what comes with another one is refused."""
+    """Deploy these parts: fetch their blobs, compile, and answer Deployed.  `graphs` has the encodings that this worker
+    was not sent before.  `peers` maps the node id of every worker of the plan to the addresses where it can be dialled.
+    A device runs the parts of an `ordered` plan in the order of this list, and its steps in the order in which their
+    Runs arrived.  `types` are those of inputs that other workers send: a tensor of another type is refused."""
 
     plan: PlanKey
     parts: tuple[PartSpec, ...]
@@ -111,9 +111,10 @@ class Deploy(Message, frozen=True):
 
 
 class Deployed(Message, frozen=True):
-    """All parts are compiled.  Bytes of weights by where they came from, seconds spent, kernels from the cache; the
-    workers of the plan that could not be dialled, so that what is meant for them will be relayed; and how many of the
-    bytes that came by socket or shared memory the coordinator sent."""
+    """All parts are compiled.  The fields say how many bytes of weights came from where, how long compiling took, and
+    how many kernels came from the cache.  `unreached` lists the workers of the plan that could not be dialled: tensors
+    for them will be relayed.  `bytes_client` says how many of the bytes from sockets and shared memory the coordinator
+    sent."""
 
     bytes_socket: Count
     bytes_shared: Count
@@ -131,14 +132,15 @@ class Deployed(Message, frozen=True):
 
 
 class MissingGraphs(Message, frozen=True):
-    """Answer to Deploy where the worker no longer holds a graph that was not sent along; send Deploy again with it."""
+    """Answer to Deploy if the worker no longer holds a graph that Deploy leaves out.  The coordinator sends Deploy
+    again with these graphs."""
 
     graphs: tuple[Hash, ...]
 
 
 class Drop(Message, frozen=True):
-    """Forget a plan: cancel its steps and free what only it used; with `free` also weights, which are kept for other
-    plans else.  Answered by Done."""
+    """Forget a plan: cancel its steps and free what only it used.  With `free`, also free its weights, which otherwise
+    stay for other plans.  Answered by Done."""
 
     plan: PlanKey
     free: bool = False

@@ -11,8 +11,9 @@ from .fields import Count, Index, Message, Name, PlanKey, Record, Seconds, Text
 
 
 class ExplainGraph(Message, frozen=True):
-    """Client to coordinator: the kernels that a worker, by name or id, compiles a graph to ("": the worker that a plan
-    for one takes), with their texts if they are asked for, of all or of one.  Answered by Explained."""
+    """Client to coordinator: list the kernels that a worker compiles a graph to.  `worker` is its name or id, or "" for
+    the worker that a plan on one worker would use.  `texts` asks for the texts of all kernels, or of `kernel` alone.
+    Answered by Explained."""
 
     graph: bytes
     worker: Name = ""
@@ -22,7 +23,7 @@ class ExplainGraph(Message, frozen=True):
 
 
 class Explain(Message, frozen=True):
-    """Coordinator to worker: tell the kernels of part `part`, and run them a few times with random inputs, in place of
+    """Coordinator to worker: list the kernels of part `part`, and run them a few times with random inputs, in place of
     step `step` of the plan.  Answered by Explained."""
 
     plan: PlanKey
@@ -33,9 +34,9 @@ class Explain(Message, frozen=True):
 
 
 class KernelReport(Record, frozen=True):
-    """One kernel, or one numpy call.  `nodes` are those of the graph that it computes; of a kernel in a branch or a
-    loop they are nodes of graph `body` in kernel `inside`.  `seconds` is what one evaluation took in it, the median of
-    a few; none where it did not run, or none ended in time."""
+    """One kernel, or one numpy call.  `nodes` are the graph nodes that it computes.  For a kernel in a branch or a
+    loop, they are nodes of graph `body` in kernel `inside`.  `seconds` is the time that one evaluation spends in the
+    kernel, the median of a few.  It is nil if the kernel did not run, or if no evaluation ended in time."""
 
     name: Name
     nodes: Annotated[tuple[Index, ...], Meta(max_length=DEFAULT.graph_nodes_max)]
@@ -50,9 +51,9 @@ class KernelReport(Record, frozen=True):
 
 
 class Explained(Message, frozen=True):
-    """The kernels in the order in which they run.  `seconds` is what a whole evaluation takes when nobody measures its
-    kernels, the median of `evaluations`; `clock` says how kernels were measured.  The rest describes the device, with
-    its own measurements."""
+    """The kernels in the order in which they run.  `seconds` is the time of a whole evaluation while its kernels are
+    not measured, the median of `evaluations`.  `clock` says how the kernels were measured.  The other fields describe
+    the device and its measured speed."""
 
     kernels: Annotated[tuple[KernelReport, ...], Meta(max_length=DEFAULT.graph_nodes_max)]
     clock: Text

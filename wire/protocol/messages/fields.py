@@ -21,12 +21,12 @@ Epochs = Annotated[tuple[Count, ...], Meta(max_length=4096)]  # of coordinators
 Seconds = Annotated[float, Meta(ge=0)]
 Addresses = Annotated[tuple[Name, ...], Meta(max_length=32)]  # "host:port" each, best first
 REVOCATIONS_BYTES_MAX = 64 * KIB  # of 1,024 nodes: 37 KiB
-INLINE_BYTES_MAX = 64 * KIB  # a tensor up to this size rides along in its message
+INLINE_BYTES_MAX = 64 * KIB  # a tensor up to this size is inside its message
 Certificate = Annotated[bytes, Meta(max_length=2 * KIB)]
 RevocationList = Annotated[bytes, Meta(max_length=REVOCATIONS_BYTES_MAX)]
 Inline = Annotated[bytes, Meta(max_length=INLINE_BYTES_MAX)]
-COORDINATOR_NODE = ""  # the node id by which a message means the coordinator, whose own it need not say
-RELAY_BYTES_MAX = 512 * KIB  # a tensor that is relayed goes in pieces of this size
+COORDINATOR_NODE = ""  # the node id that stands for the coordinator in messages
+RELAY_BYTES_MAX = 512 * KIB  # a tensor that is relayed is sent in pieces of this size
 
 
 class Message(Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
@@ -34,14 +34,14 @@ class Message(Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fie
 
 
 class Record(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Base of what stands in fields of messages."""
+    """Base of the structs in fields of messages."""
 
 
 class Value(Record, frozen=True):
     """A tensor and where its bytes are.
 
-    Exactly one holds: `data` carries them; `shared` names a file in the sender's shared-memory directory, whose
-    ownership moves to the receiver; or neither, and they follow as a stream whose header names the same tensor.
+    If `data` is set, it has the bytes.  If `shared` is set, it names a file in the sender's shared-memory directory,
+    which the receiver owns from then on.  With neither, the bytes follow as a stream whose header names the tensor.
     """
 
     dtype: Name
@@ -51,6 +51,8 @@ class Value(Record, frozen=True):
 
 
 class PlanKey(Record, frozen=True):
+    """Identifies a plan: the coordinator's start and the number of the plan since then."""
+
     epoch: Count
     generation: Count
 
@@ -59,4 +61,4 @@ PlanKeys = Annotated[tuple[PlanKey, ...], Meta(max_length=65_536)]
 
 
 class Done(Message, frozen=True):
-    """Nothing to add."""
+    """The request was carried out."""

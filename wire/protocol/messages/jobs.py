@@ -1,4 +1,4 @@
-"""Jobs: a client has a coordinator run graphs, and asks for plans, states and results."""
+"""Jobs: a client submits graphs to a coordinator, and asks for plans, states and results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .fields import Dims, Hash, Inline, Message, Name, Record, Seconds, Text
 
 
 class NamedValue(Record, frozen=True):
-    """A tensor by name: small ones inline, others as a blob the coordinator fetches from the client."""
+    """A tensor by name.  A small one is inline.  A larger one is a blob, which the receiver fetches from the sender."""
 
     name: Name
     dtype: Name
@@ -21,8 +21,8 @@ class NamedValue(Record, frozen=True):
 
 
 class SubmitJob(Message, frozen=True):
-    """Run a graph.  Answered by JobAccepted, where the coordinator keeps a journal once the job outlives its process.
-    A detached job outlives the client's link.  With an id in `job` the same may be sent again and counts once."""
+    """Run a graph.  Answered by JobAccepted.  A coordinator with a journal answers once the job is on its disk.  A
+    detached job outlives the client's link.  A message with an id in `job` may be sent again and counts once."""
 
     graph: bytes
     inputs: tuple[NamedValue, ...]
@@ -32,7 +32,7 @@ class SubmitJob(Message, frozen=True):
     name: Name = ""
     job: Name = ""
     copies: Name = "checkpoint"  # of the params (wire/policy/redundancy.py)
-    force: bool = False  # compile it anew, whatever is in the caches
+    force: bool = False  # compile it again, whatever is in the caches
 
 
 class JobAccepted(Message, frozen=True):
@@ -40,12 +40,12 @@ class JobAccepted(Message, frozen=True):
 
 
 class PlanGraph(Message, frozen=True):
-    """Preview: what would go where.  Answered by Planned."""
+    """Plan a graph without running it.  Answered by Planned."""
 
     graph: bytes
     strategy: Text = "auto"  # wire/policy/strategies.py
     copies: Name = "checkpoint"  # of the params (wire/policy/redundancy.py)
-    dies: Name = ""  # tell, too, what follows if the worker of that name dies
+    dies: Name = ""  # also say what happens if the worker of that name dies
 
 
 class Planned(Message, frozen=True):
@@ -55,7 +55,8 @@ class Planned(Message, frozen=True):
 
 
 class AskJobs(Message, frozen=True):
-    """State of one job, or of all with job "": the client's own, or for an operator everybody's.  Answered by Jobs."""
+    """Report the state of one job, or with job "" of all jobs: the client's own, or for an operator those of all
+    clients.  Answered by Jobs."""
 
     job: Name = ""
 
@@ -78,19 +79,19 @@ class Jobs(Message, frozen=True):
 
 
 class AwaitJob(Message, frozen=True):
-    """The answer is JobResult when the job is done, or its error."""
+    """Wait for a job.  Answered by JobResult once it is done, or by its error."""
 
     job: Name
 
 
 class JobResult(Message, frozen=True):
-    """The outputs, small ones inline and others as blobs to fetch from the coordinator."""
+    """The outputs.  Small ones are inline.  Larger ones are blobs, which the client fetches from the coordinator."""
 
     outputs: tuple[NamedValue, ...]
     report: Annotated[str, Meta(max_length=REPORT_CHARS_MAX)] = ""
 
 
 class CancelJob(Message, frozen=True):
-    """The answer is Done."""
+    """Cancel a job.  Answered by Done."""
 
     job: Name

@@ -1,4 +1,4 @@
-"""Links and membership: a worker joins a coordinator, both tell that they live, and links are measured."""
+"""Links and membership: a worker joins a coordinator, both send heartbeats, and links are measured."""
 
 from __future__ import annotations
 
@@ -43,39 +43,44 @@ class DeviceReport(Record, frozen=True):
 
 
 class Join(Message, frozen=True):
-    """Coordinator to worker: serve this coordinator.  `beat_s` is the heartbeat interval to use, `epoch` the
-    coordinator's.  Answered by Joined, or by the error Busy naming the owner."""
+    """Coordinator to worker: serve this coordinator, whose epoch is `epoch`, and send heartbeats every `beat_s`.
+    Answered by Joined, or by the error Busy, which names the owner."""
 
     epoch: Count
     beat_s: Seconds
     coordinator: Name
-    silence_s: Seconds = 0.0  # after so long without a word from the coordinator another may have the worker
-    kept: Generations = ()  # what it had deployed in this epoch and goes on with; the worker drops all others
-    earlier: PlanKeys = ()  # likewise, of the epochs before it was started anew
-    epochs: Epochs = ()  # of a coordinator with a standby: all that it goes on from, the newest last
+    silence_s: Seconds = 0.0  # after so long without a message from the coordinator another may have the worker
+    continued: Generations = ()  # plans that it deployed in this epoch and continues; the worker drops all others
+    earlier: PlanKeys = ()  # likewise, of the epochs before it was started again
+    epochs: Epochs = ()  # of a coordinator with a standby: all epochs that it continues, the newest last
 
 
 class Joined(Message, frozen=True):
+    """Worker to coordinator: the worker serves it.  The fields describe its devices, its memory and what it holds.
+    `deployed` lists the plans named in Join that it still has, and `steps_done` how many steps of each are done.  It
+    has the state of the last of these steps."""
+
     devices: tuple[DeviceReport, ...]
     memory_bytes: Count  # budget for all devices of this worker together
     blobs: tuple[Hash, ...] = ()  # what its cache holds (most recent first, at most 4096)
     system: Name = ""  # its operating system: Linux, Darwin, Windows
     paused: Name = ""  # as in Paused
-    kept: Generations = ()  # what is deployed here of what the coordinator named
+    deployed: Generations = ()  # the plans of Join's `continued` that are deployed here
     without_gpu: Text = ""  # why it has no GPU, as wire/protocol/missing_gpu.py has it
-    made: Generations = ()  # of each of `kept`, how many steps it has done here, of the last of which the state is here
+    steps_done: Generations = ()  # for each plan of `deployed`: how many steps it has done
     cage: Text = ""  # what its engine hosts gave up of the machine, and why not more; for people
 
 
 class Devices(Message, frozen=True):
-    """Worker to coordinator, one-way: what its devices are from now on.  One that was given up has no dtypes left."""
+    """Worker to coordinator, one-way: its devices from now on.  A device that was given up has no dtypes left."""
 
     devices: tuple[DeviceReport, ...]
     reason: Text
 
 
 class Working(Record, frozen=True):
-    """A part that is being computed, or compiled (`preparing`, and then `step` says nothing), and for how long."""
+    """A part that is being computed, and for how long.  With `preparing` it is being compiled, and `step` means
+    nothing."""
 
     plan: PlanKey
     step: Count
@@ -85,8 +90,8 @@ class Working(Record, frozen=True):
 
 
 class Beat(Message, frozen=True):
-    """Worker to coordinator, every beat interval: alive.  `incarnation` grows when the worker refutes a suspicion;
-    `loop_lag_s` is how long its event loop stood still at most in the last half minute to minute."""
+    """Worker to coordinator, one-way, every beat interval: a heartbeat.  `incarnation` grows when the worker refutes a
+    suspicion.  `loop_lag_s` is the longest time that its event loop was blocked in the last half minute to minute."""
 
     incarnation: Count
     counter: Count
@@ -96,14 +101,15 @@ class Beat(Message, frozen=True):
 
 
 class Suspected(Message, frozen=True):
-    """Coordinator to worker, one-way: you are suspected at this incarnation; a Beat with a higher one refutes it."""
+    """Coordinator to worker, one-way: the worker is suspected at this incarnation.  A Beat with a higher one refutes
+    it."""
 
     incarnation: Count
 
 
 class Probe(Message, frozen=True):
-    """Coordinator to worker: see within `wait_s` whether `node`, which listens on `addresses`, answers you, and with
-    `measure` what the link to it carries.  Answered by Probed."""
+    """Coordinator to worker: check within `wait_s` whether `node`, which listens on `addresses`, answers.  With
+    `measure`, also measure the link to it.  Answered by Probed."""
 
     node: Name
     addresses: Addresses
@@ -112,9 +118,9 @@ class Probe(Message, frozen=True):
 
 
 class Probed(Message, frozen=True):
-    """Whether the node answered, and after how long; 0 if it did not, and `cause` says why.  `address` is where it was
-    dialled, "" if it had dialled itself; `shared` says that the two share memory; `bytes_per_s` is 0 if not measured.
-    """
+    """Whether the node answered.  `rtt_s` is the round trip, or 0 if it did not answer, and then `cause` says why.
+    `address` is where it was dialled, or "" if the node had dialled the link.  `shared` says that the two share memory.
+    `bytes_per_s` is 0 if it was not measured."""
 
     reached: bool
     rtt_s: Seconds = 0.0
@@ -125,22 +131,22 @@ class Probed(Message, frozen=True):
 
 
 class Ballast(Message, frozen=True):
-    """Header of a stream of bytes that mean nothing, to measure a link; the receiver answers Landed."""
+    """Header of a stream of bytes that mean nothing, to measure a link.  The receiver answers Landed."""
 
     number: Count
 
 
 class Landed(Message, frozen=True):
-    """All bytes of the Ballast with this number have come.  One-way."""
+    """One-way: all bytes of the Ballast with this number have arrived."""
 
     number: Count
 
 
 class Revocations(Message, frozen=True):
-    """Coordinator to all, one-way: the certificate revocation list (DER) of now; links to nodes on it end.
+    """Coordinator to all, one-way: the current certificate revocation list (DER).  Links to nodes on it end.
 
-    `authority` is the certificate (DER) of the mesh's authority, where it may be news; `former` is that of the one
-    before, certified by its successor, and `former_data` its list, while it is trusted, too.
+    `authority` is the certificate (DER) of the mesh's authority, if the receiver may not know it.  While the previous
+    authority is trusted too, `former` is its certificate, signed by its successor, and `former_data` its list.
     """
 
     data: RevocationList
@@ -150,22 +156,23 @@ class Revocations(Message, frozen=True):
 
 
 class Leaving(Message, frozen=True):
-    """Worker to coordinator, one-way: unfinished parts are handed back; send no more work.  `reason` is for people;
-    `log` has the last lines of its log where something failed, and none where it was asked to leave."""
+    """Worker to coordinator, one-way: the worker leaves, hands unfinished parts back and accepts no more work.
+    `reason` is a text for people.  `log` has the last lines of its log if something failed, and none if it was asked to
+    leave."""
 
     reason: Text
     log: Annotated[tuple[Text, ...], Meta(max_length=64)] = ()
 
 
 class Pause(Message, frozen=True):
-    """Coordinator to worker: take no work from now on, or (`on` false) take it again.  Answered by Done, or by Busy
-    where only its own machine may end the pause."""
+    """Coordinator to worker: accept no work from now on, or (`on` false) accept it again.  Answered by Done, or by Busy
+    if only the worker's own machine may end the pause."""
 
     on: bool
 
 
 class Paused(Message, frozen=True):
-    """Worker to coordinator, one-way: it stays, takes no work, and hands back what it has, because of whom `by` names:
-    its own "machine" or the "coordinator"; "": it takes work again."""
+    """Worker to coordinator, one-way: it remains in the mesh, accepts no work, and hands back what it has.  `by` says
+    who paused it: its own "machine" or the "coordinator".  With "" it accepts work again."""
 
     by: Name

@@ -33,7 +33,8 @@ class Feed(Record, frozen=True):
 
 class Run(Message, frozen=True):
     """Run every part of this worker once, as step `step` of `plan`.  Answered by Ran when all its parts are done.
-    Every worker of the plan has done the steps below `committed`: of what they carried only the last is needed."""
+    Every worker of the plan has done the steps below `committed`.  Of the state that these carried, only the last is
+    needed."""
 
     plan: PlanKey
     step: Count
@@ -42,6 +43,8 @@ class Run(Message, frozen=True):
 
 
 class PartRun(Record, frozen=True):
+    """How long one part of a step took, and how many bytes it moved."""
+
     part: Index
     compute_s: Seconds  # without what a rank of a gang waited for others
     wait_s: Seconds  # from Run's arrival until the last input was there
@@ -61,7 +64,7 @@ class Output(Record, frozen=True):
 
 
 class Ran(Message, frozen=True):
-    """This worker's parts are done; `outputs` are the graph's outputs they made (streamed ones come apart)."""
+    """This worker's parts are done.  `outputs` are the graph's outputs that they made, except those sent as streams."""
 
     outputs: tuple[Output, ...]
     parts: tuple[PartRun, ...]
@@ -70,21 +73,23 @@ class Ran(Message, frozen=True):
 
 
 class Push(Message, frozen=True):
-    """A tensor for input `slot` of part `part` (worker to worker), or, with node id "" as addressee, for output `slot`
-    of the graph (worker to coordinator) or for a call's input (coordinator to worker).  Also the header of the stream
-    that carries its bytes."""
+    """A tensor.  From worker to worker, it is for input `slot` of part `part`.  From worker to coordinator, it is
+    output `slot` of the graph.  From coordinator to worker, it is an input of a call.  Push is also the header of the
+    stream that carries the tensor's bytes.  The last `zeros` bytes of a tensor are 0 and are not sent.  Only workers
+    leave them out, and only for other workers."""
 
     plan: PlanKey
     step: Count
     part: Index
     slot: Index
     value: Value
+    zeros: Count = 0
 
 
 class Relay(Message, frozen=True):
-    """A piece of a tensor between two workers that cannot connect: to the coordinator with the node it goes to, from
-    the coordinator with the node it comes from.  The tensor has `size_bytes`; pieces begin at multiples of 512 KiB and
-    may come in any order.  Answered by Done once the receiver has it."""
+    """A piece of a tensor between two workers that cannot connect.  To the coordinator, `node` is the receiver.  From
+    the coordinator, it is the sender.  The tensor has `size_bytes`.  Pieces begin at multiples of 512 KiB and may
+    arrive in any order.  Answered by Done once the receiver has it."""
 
     node: Name
     push: Push
@@ -94,9 +99,9 @@ class Relay(Message, frozen=True):
 
 
 class Letter(Message, frozen=True):
-    """Worker to worker, one-way: what lies in place `number` of a mailbox between two ranks of a gang (counted from 0
-    for as long as the mailbox is there).  The bytes are in `data`, or follow as a stream that has this for its header.
-    """
+    """Worker to worker, one-way: buffer `number` of a mailbox, the ring buffer between two ranks of a gang.  Buffers
+    are numbered from 0 as long as the mailbox exists.  The bytes are in `data`, or follow as a stream with this
+    header."""
 
     mailbox: Name
     number: Count
@@ -104,15 +109,15 @@ class Letter(Message, frozen=True):
 
 
 class LettersRead(Message, frozen=True):
-    """Worker to worker, one-way: the reader of a mailbox is done with so many letters; their places are free."""
+    """Worker to worker, one-way: the reader of a mailbox has consumed `count` buffers, whose slots are free."""
 
     mailbox: Name
     count: Count
 
 
 class GaveUp(Message, frozen=True):
-    """Worker to worker, one-way: the rank that writes to a mailbox gave up step `tag` (counted from 1), and why: an
-    error's fields as JSON."""
+    """Worker to worker, one-way: the rank that writes to a mailbox gave up step `tag` (counted from 1).  `error` is the
+    reason, an error's fields as JSON."""
 
     mailbox: Name
     tag: Count
@@ -120,9 +125,10 @@ class GaveUp(Message, frozen=True):
 
 
 class Meet(Message, frozen=True):
-    """Worker to worker, one-way: the hosts of two ranks may connect to each other, beside a mailbox between them.
-    `calls` says that the sender's host would call, since its node dialled the link; `port` where the sender's host
-    expects a call that begins with `key`; neither that it would, if it is asked."""
+    """Worker to worker, one-way: the hosts of two ranks may connect to each other, in place of the mailbox between
+    them.  With `calls`, the sender's host would connect, since its node dialled the link.  With `port`, the sender's
+    host listens there for a connection that begins with `key`.  With neither, the sender's host would listen if
+    asked."""
 
     mailbox: Name
     calls: bool = False
@@ -131,8 +137,8 @@ class Meet(Message, frozen=True):
 
 
 class Began(Message, frozen=True):
-    """Worker to coordinator: the first part of a step runs, and has for 5 ms (it tells how soon work goes on after a
-    fault).  A step that is done sooner tells it by its answer."""
+    """Worker to coordinator, one-way: the first part of a step has run for 5 ms.  The coordinator learns from it how
+    soon work continues after a fault.  A step that is done sooner sends only its answer."""
 
     plan: PlanKey
     step: Count
@@ -140,14 +146,14 @@ class Began(Message, frozen=True):
 
 
 class CancelStep(Message, frozen=True):
-    """Stop a step: no further dispatch, buffers freed.  One-way."""
+    """Coordinator to worker, one-way: stop a step, start no further part of it, and free its buffers."""
 
     plan: PlanKey
     step: Count
 
 
 class Snapshot(Message, frozen=True):
-    """Coordinator to worker: put what the parts of `plan` carried out of `step` among your blobs.  Answered by
+    """Coordinator to worker: store the state that the parts of `plan` carried out of `step` as blobs.  Answered by
     Snapshotted."""
 
     plan: PlanKey
@@ -163,13 +169,14 @@ class CarriedValue(Record, frozen=True):
 
 
 class Snapshotted(Message, frozen=True):
-    """All that this worker carried out of the step.  It holds these blobs as it does others, until it needs room."""
+    """All values that this worker carried out of the step.  It holds them like other blobs, until it needs room."""
 
     values: Annotated[tuple[CarriedValue, ...], Meta(max_length=100_000)]
 
 
 class Term(Record, frozen=True):
-    """Content that counts in a sum by a factor, and who holds it, nearest first ("" is the coordinator)."""
+    """A term of a sum: a factor, the content that it multiplies, and the nodes that hold it, nearest first ("" is the
+    coordinator)."""
 
     factor: Annotated[int, Meta(ge=0, le=255)]
     blob: Hash
@@ -178,9 +185,10 @@ class Term(Record, frozen=True):
 
 
 class Combine(Message, frozen=True):
-    """Coordinator to worker: put among your blobs the sum of these contents over GF(256) (wire/erasure/gf256.py), so
-    many bytes of it: a check of several contents, or what can be made again of a check and the others.  `blob` is its
-    address where that is known, `keep` as for a BlobSpec, `peers` as in Deploy.  Answered by Combined."""
+    """Coordinator to worker: compute the sum of these contents over GF(256) (wire/erasure/gf256.py) and store its first
+    `size_bytes` bytes as a blob.  The sum is a parity block of several contents, or content that a parity block and the
+    other contents restore.  `blob` is its address, if that is known.  `keep` is as in BlobSpec, and `peers` as in
+    Deploy.  Answered by Combined."""
 
     terms: Annotated[tuple[Term, ...], Meta(min_length=1, max_length=64)]
     size_bytes: Count
@@ -190,7 +198,8 @@ class Combine(Message, frozen=True):
 
 
 class Combined(Message, frozen=True):
-    """The sum's address, and how many bytes of others were fetched for it.  It is held as Snapshotted says."""
+    """The sum's address, and how many bytes were fetched from other nodes for it.  The worker holds it like other
+    blobs, until it needs room."""
 
     blob: Hash
     bytes_socket: Count

@@ -10,28 +10,28 @@ from ...limits import MIB
 from .fields import Count, Index, Message, Name, Record, Seconds, Text
 from .jobs import NamedValue
 
-Form = Annotated[bytes, Meta(max_length=4 * MIB)]  # what a client has the coordinator keep for whoever attaches
+Form = Annotated[bytes, Meta(max_length=4 * MIB)]  # what a client stores at the coordinator for programs that attach
 
 
 class SessionCarry(Record, frozen=True):
-    """A param of a session's graph that is its state: the next value is that output."""
+    """A param of a session's graph that is state: output `output` of a step is its value in the next step."""
 
     name: Name
     output: Index
 
 
 class OpenSession(Message, frozen=True):
-    """Run a graph step by step, with a state that stays on the workers; answers have the first `told` outputs.  Copies
-    ("": what there is room for) are made every `every` steps; at most `ahead` steps are in flight, 0 for what
-    suits.  Answered by SessionOpened.  It outlasts a link that breaks by a while,
-    and the coordinator's process, if that is started anew (ResumeSession).  With a token in `session` the same may be
-    sent again and counts once.  The session ends with its client; one with a `name` stays for AttachSession, which
-    gets `form`."""
+    """Run a graph step by step, with a state that stays on the workers.  Answers have the first `returned_count`
+    outputs.  Copies of the state ("": as many as there is room for) are made every `every` steps.  At most `ahead`
+    steps are in flight; with 0 the coordinator chooses.  Answered by SessionOpened.  The session survives a broken link
+    for a while, and a restart of the coordinator (ResumeSession).  A message with a token in `session` may be sent
+    again and counts once.  The session ends with its client.  One with a `name` remains for AttachSession, whose answer
+    has `form`."""
 
     graph: bytes
     params: tuple[NamedValue, ...]
     carries: Annotated[tuple[SessionCarry, ...], Meta(max_length=100_000)]
-    told: Index
+    returned_count: Index
     strategy: Text
     copies: Name
     every: Count
@@ -47,8 +47,9 @@ class SessionOpened(Message, frozen=True):
 
 
 class SessionStep(Message, frozen=True):
-    """A further step.  What is asked of a session is done in the order of `number`, from 0, and once, however often it
-    is sent; all answers below `heard` have come, with their blobs, and are forgotten.  Answered by SessionTold."""
+    """The next step.  A session handles its requests in the order of `number`, from 0, and each once, however often it
+    is sent.  The client has received all answers below `heard`, with their blobs, so the coordinator frees them.
+    Answered by SessionTold."""
 
     session: Name
     number: Count
@@ -57,7 +58,8 @@ class SessionStep(Message, frozen=True):
 
 
 class SessionState(Message, frozen=True):
-    """The state after what has smaller numbers; asked as SessionStep is.  Answered by SessionTold."""
+    """Return the state after all requests with smaller numbers.  `number` and `heard` are as in SessionStep.  Answered
+    by SessionTold."""
 
     session: Name
     number: Count
@@ -65,8 +67,9 @@ class SessionState(Message, frozen=True):
 
 
 class SessionTold(Message, frozen=True):
-    """What a step tells, or the state by the params' names; large values are blobs to fetch, until the answer is
-    forgotten.  With `interrupted` it is no answer: the coordinator was started anew, and waits for ResumeSession."""
+    """The outputs of a step, or the state by the params' names.  Large values are blobs, which the client can fetch
+    until it confirms the answer by `heard`.  With `interrupted` it is no answer: the coordinator was started again, and
+    waits for ResumeSession."""
 
     values: tuple[NamedValue, ...]
     step: Count = 0  # how many steps of the session were done before this one
@@ -75,33 +78,33 @@ class SessionTold(Message, frozen=True):
 
 
 class SessionHeard(Message, frozen=True):
-    """One-way: all answers below this number have come, as in SessionStep."""
+    """One-way: the client has received all answers below `heard`, as in SessionStep."""
 
     session: Name
     heard: Count
 
 
 class ResumeSession(Message, frozen=True):
-    """Go on with a session after the coordinator was started anew.  The client has the answers of the first `told`
-    steps, and asks for what it has no answer of anew, from `number` on.  It attached after `since` steps, and
-    has the inputs of no earlier one.  Answered by SessionResumed."""
+    """Continue a session after the coordinator was started again.  The client has the answers of the first `answered`
+    steps.  It sends its requests without an answer again, from `number` on.  It attached after `since` steps, and has
+    the inputs of no earlier step.  Answered by SessionResumed."""
 
     session: Name
-    told: Count
+    answered: Count
     number: Count
     since: Count = 0
 
 
 class SessionResumed(Message, frozen=True):
-    """The session goes on if `first` is `until`; otherwise the coordinator wants the inputs of the steps from `first`
-    until before `until`, as SessionFeed, and then ResumeSession again."""
+    """The session continues if `first` equals `until`.  Otherwise the coordinator needs the inputs of the steps from
+    `first` to `until` - 1, each as a SessionFeed, and then ResumeSession again."""
 
     first: Count
     until: Count
 
 
 class SessionFeed(Message, frozen=True):
-    """The inputs of a step whose answer the client has: it may have to be done again.  Answered by Done."""
+    """The inputs of a step whose answer the client has: the workers may have to run it again.  Answered by Done."""
 
     session: Name
     step: Count
@@ -109,16 +112,17 @@ class SessionFeed(Message, frozen=True):
 
 
 class CloseSession(Message, frozen=True):
-    """The answer is Done once the session's workers have freed all of it; with `keep` one that has a name stays."""
+    """End the session.  Answered by Done once its workers have freed all of it.  With `keep`, a session that has a name
+    remains."""
 
     session: Name
     keep: bool = False
 
 
 class AttachSession(Message, frozen=True):
-    """Drive a named session of this member from now on, under the token `session`, with numbers from 0.  Whoever drove
-    it is refused from then on; without `take` it must have no link any more.  The answer, SessionAttached, comes when
-    the steps that were asked for before are done.  The same may be sent again and counts once."""
+    """Drive a named session of this member from now on, under the token `session`, with numbers from 0.  The client
+    that drove it before is refused from then on.  Without `take`, that client must have lost its link.  Answered by
+    SessionAttached when all earlier steps are done.  The message may be sent again and counts once."""
 
     name: Name
     session: Name
@@ -126,8 +130,8 @@ class AttachSession(Message, frozen=True):
 
 
 class SessionAttached(Message, frozen=True):
-    """The session has done `steps` steps; `graph` and `form` are what its opener gave.  `params` are those that no
-    step changes, by address."""
+    """The session has done `steps` steps.  `graph` and `form` are those of its OpenSession.  `params` are the params
+    that no step changes, by address."""
 
     steps: Count
     graph: bytes
@@ -136,18 +140,18 @@ class SessionAttached(Message, frozen=True):
 
 
 class AskSessions(Message, frozen=True):
-    """The named sessions of this member.  Answered by Sessions."""
+    """List the named sessions of this member.  Answered by Sessions."""
 
 
 class SessionReport(Record, frozen=True):
     name: Name
     steps: Count
     workers: tuple[Name, ...]  # that have some of its state
-    client: Name  # who drove it last
-    attached: bool  # whether that one has a link
+    client: Name  # the client that drove it last
+    attached: bool  # whether that client has a link
     age_s: Seconds
     size_bytes: Count  # of its state
-    found: bool = True  # False: the coordinator was started anew, and `steps` is what is known for certain
+    found: bool = True  # False: the coordinator was started again, and at least `steps` steps are done
 
 
 class Sessions(Message, frozen=True):
@@ -155,6 +159,7 @@ class Sessions(Message, frozen=True):
 
 
 class EndSession(Message, frozen=True):
-    """End a named session of this member, whoever drives it.  The answer is Done once its workers have freed it."""
+    """End a named session of this member, whichever client drives it.  Answered by Done once its workers have freed
+    it."""
 
     name: Name

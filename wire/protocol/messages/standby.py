@@ -1,6 +1,6 @@
 """Standby: a coordinator's journal on its way to another one, and the votes on which of them serves.
 
-Who may send what: coordinators to each other, and Vote to workers that vote.  Coordinators goes to everybody.
+Coordinators send these messages to each other, Vote also to workers that vote, and Coordinators to all members.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ Voters = Annotated[tuple[Name, ...], Meta(max_length=64)]
 
 
 class BallotOf(Record, frozen=True):
-    """A round of votes, and the node that asks for them."""
+    """A round of votes, and the node that asks for the votes."""
 
     round: Count = 0
     node: Name = ""
 
 
 class ConfigurationOf(Record, frozen=True):
-    """The coordinators that have every acknowledged entry, and the voters: one set, or two while it changes."""
+    """The coordinators that have every acknowledged entry, and the voters: one set, or two while the set changes."""
 
     version: Count
     in_sync: Voters
@@ -40,8 +40,8 @@ class RecordOf(Record, frozen=True):
 
 
 class Vote(Message, frozen=True):
-    """Coordinator to voter: `stage` 0: would it vote for this ballot, 1: promise it, 2: accept a configuration.
-    Answered by Voted."""
+    """Coordinator to voter.  With `stage` 0 it asks whether the voter would vote for this ballot.  With 1 it asks for
+    that promise, and with 2 it asks the voter to accept a configuration.  Answered by Voted."""
 
     stage: Annotated[int, Meta(ge=0, le=2)]
     ballot: BallotOf
@@ -56,8 +56,8 @@ class Voted(Message, frozen=True):
 
 
 class AttachStandby(Message, frozen=True):
-    """Standby to coordinator, one-way: send me your journal, as a stream with this number.  `addresses` are where it
-    will be dialled once it serves."""
+    """Standby to coordinator, one-way: send the journal, as a stream with this number.  `addresses` is where the
+    standby can be dialled once it serves."""
 
     stream: Count
     addresses: Addresses
@@ -72,10 +72,10 @@ class JournalEntry(Record, frozen=True):
 
 
 class JournalEntries(Message, frozen=True):
-    """Coordinator to standby, one-way: entries `first` to `last` of a stream, or a sign of life if `last` is less.
+    """Coordinator to standby, one-way: entries `first` to `last` of a stream, or a heartbeat if `last` is less.
 
-    `whole`: they replace what the standby has.  `more`: those of the next message belong to them.  `epochs` are those
-    of the coordinator and of all that it goes on from, the newest last.
+    With `whole`, they replace the entries that the standby has.  With `more`, the next message continues them.
+    `epochs` are that of the coordinator and all that it continues, the newest last.
     """
 
     ballot: BallotOf
@@ -89,14 +89,14 @@ class JournalEntries(Message, frozen=True):
 
 
 class JournalHave(Message, frozen=True):
-    """Standby to coordinator, one-way: every entry of the stream up to `last` is on its disk."""
+    """Standby to coordinator, one-way: every entry of the stream up to `last` is on the standby's disk."""
 
     stream: Count
     last: Count
 
 
 class JournalDenied(Message, frozen=True):
-    """Standby to coordinator, one-way: it promised this ballot, which is higher than that of the entries."""
+    """Standby to coordinator, one-way: the standby promised this ballot, which is higher than that of the entries."""
 
     promised: BallotOf
 
@@ -109,7 +109,7 @@ class AuthorityFile(Record, frozen=True):
 
 
 class AuthorityFiles(Message, frozen=True):
-    """Coordinator to standby, one-way: who is a member of the mesh, and what certifies them, as files."""
+    """Coordinator to standby, one-way: the list of members and the keys of the mesh's authority, as files."""
 
     files: Annotated[tuple[AuthorityFile, ...], Meta(max_length=64)]
 

@@ -74,8 +74,8 @@ class Description:
 class Frame:
     """A kernel under construction: `graph` is the group alone, with leaves `input`.  Buffers are numbers of nodes.
 
-    `scalef` is what `Vectors` are told of the processor; `tasks_min` are what a large product is cut into, which
-    changes no bits.
+    `scalef` says whether the processor has that instruction, for `Vectors`; `tasks_min` are what a large product is cut
+    into, which changes no bits.
     """
 
     graph: WireGraph

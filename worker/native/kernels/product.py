@@ -188,7 +188,7 @@ class _Product(ABC):
     @property
     def matrix(self) -> Layout | None:
         """The right operand, if it is the same for all of a batch and better packed: where it is a weight, that is done
-        beforehand, and so the kernel is told where it lies."""
+        beforehand, and so its place is an argument of the kernel."""
         return None
 
     def _strided(self, load: Expr, row: Expr, column: Expr) -> Operand | None:
@@ -256,7 +256,9 @@ class _Product(ABC):
         """Compute a task's tile of the product."""
         right = self.right
         if isinstance(right, Operand):
-            of_right = self._told(printer, corner[1]) if self.matrix else self._of_columns(printer, right, corner[1])
+            of_right = (
+                self._by_strides(printer, corner[1]) if self.matrix else self._of_columns(printer, right, corner[1])
+            )
             self._call_core(printer, of_right, corner, size, into, across_row, room)
         else:
             columns = corner[1], printer.builder.add(corner[1], size[1])
@@ -265,7 +267,8 @@ class _Product(ABC):
 
     @abstractmethod
     def _of_runs(self, printer: Printer, columns: tuple[Value, Value], room: _Scratch) -> OfRun:
-        """Make ready what a task reads of the right operand: it tells the core's arguments for a run of the length."""
+        """Make ready what a task reads of the right operand: it returns the core's arguments for a run of the
+        length."""
 
     def _call_core(
         self, printer: Printer, of_right: Sequence[Value], corner: tuple[Value, Value], size: tuple[Value, Value],
@@ -351,7 +354,7 @@ class _Product(ABC):
     def _of_columns(self, printer: Printer, right: Operand, first: Value) -> list[Value]:
         return self._words(printer, right, printer.builder.mul(first, index(right.column)))
 
-    def _told(self, printer: Printer, first: Value) -> list[Value]:
+    def _by_strides(self, printer: Printer, first: Value) -> list[Value]:
         """The core's arguments for the columns from `first` on, of a right operand that lies where arguments say."""
         builder = printer.builder
         begin, row, column = (self._argument(builder, at) for at in (1, 2, 3))
@@ -431,7 +434,7 @@ class _Dot(_Product):
 
     @property
     def reach(self) -> int | None:
-        """How far to the right of the diagonal the result is read, if not everywhere: the outline tells it."""
+        """How far to the right of the diagonal the result is read, if not everywhere: the outline says so."""
         whole = (self.rows, self.columns) == self.frame.shape(self.anchor)[-2:]
         read_where_it_lies = isinstance(self.right, Operand) and self.matrix is None and self.core.startswith("product")
         return self.frame.graph.nodes[self.anchor].attrs.get(REACH) if whole and read_where_it_lies else None

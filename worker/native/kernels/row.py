@@ -3,7 +3,7 @@
 The order of summation is part of the definition of the engine's arithmetic ("native-1"), and follows from the shape
 and the axes alone.  The elements that a reduction takes together are numbered in row-major order of the reduced axes:
 
-    the last axis is reduced    element j goes to lane j mod 32; each lane adds its elements in order, and then lane i
+    the last axis is reduced    lane j mod 32 adds element j, each in the order of its elements, and then lane i
                                 takes lane i + 16, i + 8, ... i + 1
     else                        runs of 256 elements, each added in order from the identity; then the runs, in order
 

@@ -1,4 +1,4 @@
-"""Patience: a wait for another process that ends, with an error that names the phase.
+"""Bounded wait: a wait for another process that ends, with an error that names the phase.
 
 The limit counts from the last sign of work, so that what takes long and gets on is not given up.
 """
