@@ -330,6 +330,12 @@ HTTP_READER = Deadline(
     "The request is cancelled, and the connection is closed.",
     seconds=30.0,
 )
+HTTP_LINGER = Deadline(
+    "serve",
+    "A server of models reads, and throws away, what follows a request that is not HTTP, until the client hangs up.",
+    "It hangs up.",
+    seconds=2.0,
+)
 
 MODEL_LOADING = Deadline(
     "serve",
@@ -357,6 +363,9 @@ LAST_WORDS = Deadline(
     "A worker whose machine is about to sleep waits for its coordinator to have heard it.",
     "The machine sleeps all the same.",
     seconds=1.0,
+)
+HOST_END = Deadline(
+    "end", "A worker that ends waits for its engine hosts, which it killed.", "Its process ends.", seconds=0.5
 )
 DRAIN = Deadline("end", "A worker waits for its last messages to leave.", "Its process ends.", timeout="worker_drain_s")
 

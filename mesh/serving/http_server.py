@@ -20,7 +20,7 @@ from typing import Any
 from aiohttp import web
 
 from wire.bounds import HTTP_BODIES, HTTP_CONNECTIONS
-from wire.deadlines import HTTP_BODY, HTTP_HEADERS, HTTP_READER, Deadline
+from wire.deadlines import HTTP_BODY, HTTP_HEADERS, HTTP_LINGER, HTTP_READER, Deadline
 from wire.errors import ConfigError
 from wire.link.address_policy import is_loopback
 from wire.security.tls import TLSContext
@@ -333,8 +333,16 @@ class _Connection(web.RequestHandler):
     """A connection, which answers what is no HTTP as the rest is answered.
 
     aiohttp would send back the bytes that it could not read, and log them with a traceback: a key among them, and
-    megabytes of anybody's.
+    megabytes of anybody's.  What comes after it is read for a while and thrown away: a connection that is closed with
+    unread bytes is reset, and its client may lose the answer (RFC 9112, 9.6).
     """
+
+    _lingers = False
+
+    def data_received(self, data: bytes) -> None:
+        """Take what was read from the connection."""
+        if not self._lingers:
+            super().data_received(data)
 
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
@@ -344,9 +352,32 @@ class _Connection(web.RequestHandler):
             return super().handle_error(request, status, exc, message)
         log.info("a request from %s is no HTTP/1.1: %s", request.remote, type(exc).__name__)
         answer = ApiError(400, "the request is not HTTP/1.1, or a line of it is too long", code="invalid_http")
-        response = _whole(to_json(openai_shape(answer)), answer.status)
+        response = _LastResponse(self._linger, answer)
         response.force_close()
         return response
+
+    async def _linger(self) -> None:
+        """Say that nothing more is sent, and wait for the client to hang up, at which this is cancelled."""
+        self._lingers = True
+        if self.transport is not None:
+            self.transport.resume_reading()
+            if self.transport.can_write_eof():  # TLS cannot
+                self.transport.write_eof()
+        await asyncio.sleep(HTTP_LINGER.seconds)
+
+
+class _LastResponse(web.Response):
+    """The response to what is no HTTP.  `then` follows it."""
+
+    def __init__(self, then: Callable[[], Awaitable[None]], answer: ApiError) -> None:
+        headers = {"Content-Type": "application/json", **COMMON_HEADERS}
+        super().__init__(body=to_json(openai_shape(answer)), status=answer.status, headers=headers)
+        self._then = then
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        """Send the rest."""
+        await super().write_eof(data)
+        await self._then()
 
 
 class _Refused(asyncio.Protocol):

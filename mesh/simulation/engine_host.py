@@ -159,6 +159,10 @@ class SimulatedHost:
         self._waiting.clear()
         self.exited.set()
 
+    def close(self) -> None:
+        """End the host (`EngineHost.close`)."""
+        self.kill()
+
     # -- helpers
 
     def _cut_short(self) -> None:

@@ -134,6 +134,7 @@ def opened(root: Path, best: hm.Opened | hm.OpenFailed, *asked: str) -> tuple[li
 
         class Host:
             selection, device, opened = "", 0, empty
+            exited = asyncio.Event()
 
             async def start(self) -> None:
                 made.append(self.selection)

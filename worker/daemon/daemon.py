@@ -263,11 +263,7 @@ class Daemon:
         self._snapshots.close()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._endpoint.close(), self._config.timeouts.worker_drain_s)
-        hosts = self._hosts.hosts
-        for host in hosts:
-            host.kill()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.gather(*(host.exited.wait() for host in hosts)), 0.5)
+        await self._hosts.close()
 
     def _blame(self, node: str, why: str) -> None:
         link = self._endpoint.links.get(node)

@@ -6,12 +6,14 @@ It does not know what hosts are asked to do, nor how often a lost one is worth a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from wire.deadlines import HOST_END
 from wire.errors import DeviceLost, MeshError, from_fields
 from wire.protocol.messages import DeviceReport
 from wire.protocol.missing_gpu import ASKED, NONE, failed
@@ -45,6 +47,7 @@ class EngineHosts:
         on_restarted: Callable[[int], None],
     ) -> None:
         self.hosts: list[EngineHost] = []
+        self._started: list[EngineHost] = []  # and not known to have ended
         self.without_gpu = ""  # why there is no GPU among them
         self.cage = ""  # what they gave up of the machine, in words
         self._config = config
@@ -125,6 +128,15 @@ class EngineHosts:
         gone: MeshError = DeviceLost(f"there is no {host.selection} now")
         self._on_lost(host, from_fields(answer.error) if isinstance(answer, hm.OpenFailed) else gone)
 
+    async def close(self) -> None:
+        """End every host that was started: those whose device did not open, too."""
+        for host in self._started:
+            host.kill()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*(host.exited.wait() for host in self._started)), HOST_END.seconds)
+        for host in self._started:
+            host.close()
+
     def _host(self, selection: str) -> EngineHost:
         stop = self._shared.allocate(hm.STOP_BYTES)
         opening = hm.Open(
@@ -142,4 +154,6 @@ class EngineHosts:
             readable=tuple(map(str, self._content)),
             caged=self._config.cage,
         )
-        return self._environment.host(opening, stop.buffer, self._config, self._on_message, self._on_lost)
+        host = self._environment.host(opening, stop.buffer, self._config, self._on_message, self._on_lost)
+        self._started = [*(other for other in self._started if not other.exited.is_set()), host]
+        return host

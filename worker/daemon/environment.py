@@ -56,6 +56,9 @@ class EngineHost(Protocol):
     def kill(self) -> None:
         """End it, whatever it does; `on_lost` is not called."""
 
+    def close(self) -> None:
+        """End it, and let go of what leads to it, before the loop closes."""
+
 
 OnMessage = Callable[[Any, FromHost], None]
 OnLost = Callable[[Any, MeshError], None]

@@ -157,6 +157,12 @@ class HostProcess(asyncio.SubprocessProtocol):
         if self._transport is not None and self._transport.get_returncode() is None:
             self._transport.kill()
 
+    def close(self) -> None:
+        """End the child, and let go of its pipes: a loop that closes must have none left."""
+        self.kill()
+        if self._transport is not None:
+            self._transport.close()
+
     # -- called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -187,6 +193,9 @@ class HostProcess(asyncio.SubprocessProtocol):
         code = self._transport.get_returncode() or 0
         self._lose(f"it was ended by signal {-code}" if code < 0 else f"it ended with exit code {code}", -code)
         self.exited.set()
+
+    def connection_lost(self, error: Exception | None) -> None:  # it has ended, and so have its pipes
+        self.close()
 
     # -- helpers
 
