@@ -63,6 +63,7 @@ class Listening:
     headers_s: float = HTTP_HEADERS.seconds
     body: Deadline = HTTP_BODY
     reader_s: float = HTTP_READER.seconds
+    linger_s: float = HTTP_LINGER.seconds
     quiet_s: float = QUIET_S
 
 
@@ -114,9 +115,10 @@ class HttpServer:
         if len(self._server.connections) >= self._listening.connections_max:
             return _Refused()
         return _Connection(
+            self._listening.linger_s,
             self._server,
             loop=asyncio.get_running_loop(),
-            access_log=None,  # type: ignore[arg-type]  # which aiohttp reads as none
+            access_log=None,
             logger=log,
             auto_decompress=False,
             keepalive_timeout=self._listening.headers_s,
@@ -337,7 +339,9 @@ class _Connection(web.RequestHandler):
     unread bytes is reset, and its client may lose the answer (RFC 9112, 9.6).
     """
 
-    _lingers = False
+    def __init__(self, linger_s: float, manager: web.Server, **options: Any) -> None:
+        super().__init__(manager, **options)
+        self._linger_s, self._lingers = linger_s, False
 
     def data_received(self, data: bytes) -> None:
         """Take what was read from the connection."""
@@ -363,7 +367,7 @@ class _Connection(web.RequestHandler):
             self.transport.resume_reading()
             if self.transport.can_write_eof():  # TLS cannot
                 self.transport.write_eof()
-        await asyncio.sleep(HTTP_LINGER.seconds)
+        await asyncio.sleep(self._linger_s)
 
 
 class _LastResponse(web.Response):

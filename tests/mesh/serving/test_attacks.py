@@ -14,9 +14,7 @@ from support.hostile.http_attacks import ATTACKS, BODIES, READS, TELLS, Attack, 
 
 import mesh
 from mesh.importers.minilm import model_folder
-from mesh.serving import http_server
 from mesh.serving.api_keys import ApiKeys
-from wire.deadlines import Deadline
 
 AT_ONCE = 16
 LOG_CHARACTERS_MAX = 300  # of a line
@@ -83,31 +81,3 @@ async def test_what_is_no_http_is_refused_as_the_rest_is_and_shown_to_nobody(
     assert key.encode() not in body
     assert key not in caplog.text
     assert len(caplog.text) < LOG_CHARACTERS_MAX
-
-
-async def test_a_client_that_sends_much_that_is_no_http_can_read_the_answer(port: int) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    for _ in range(64):  # more than the buffers of a connection take
-        writer.write(b"nonsense" * 8192)
-        await asyncio.wait_for(writer.drain(), 120)
-    answer = await asyncio.wait_for(reader.read(), 120)
-    writer.close()
-    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "invalid_http"
-
-
-async def test_a_client_that_is_no_http_and_does_not_hang_up_is_left(
-    port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http_server, "HTTP_LINGER", Deadline("serve", "", "", seconds=0.1))
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(b"\x00\r\n\r\n")
-    assert await asyncio.wait_for(reader.read(), 120)
-
-    async def send_on() -> None:
-        while True:
-            writer.write(b"nonsense" * 8192)
-            await writer.drain()
-            await asyncio.sleep(0.01)
-
-    with pytest.raises(ConnectionError):
-        await asyncio.wait_for(send_on(), 120)

@@ -370,3 +370,30 @@ async def test_a_client_that_hangs_up_before_its_stream_begins_ends_the_request(
         await (reader.readuntil(COMMENT) if late else asked.wait())
         writer.close()
         await ended.wait()
+
+
+async def test_a_client_that_sends_much_that_is_no_http_can_read_the_answer() -> None:
+    async with serving() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(64):  # more than the buffers of a connection take
+            writer.write(b"nonsense" * 8192)
+            await asyncio.wait_for(writer.drain(), SOON_S)
+        answer = await asyncio.wait_for(reader.read(), SOON_S)
+        writer.close()
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "invalid_http"
+
+
+async def test_a_client_that_is_no_http_and_does_not_hang_up_is_left() -> None:
+    async with serving(Listening(linger_s=0.1)) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"\x00\r\n\r\n")
+        assert await asyncio.wait_for(reader.read(), SOON_S)
+
+        async def send_on() -> None:
+            while True:
+                writer.write(b"nonsense" * 8192)
+                await writer.drain()
+                await asyncio.sleep(0.01)
+
+        with pytest.raises(ConnectionError):
+            await asyncio.wait_for(send_on(), SOON_S)
