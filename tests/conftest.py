@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import gc
 import os
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -25,6 +26,10 @@ os.environ["SSL_CERT_FILE"] = os.devnull
 # What jax and scikit-learn set when a test imports them.  Commands are forked only in the environment of the first one.
 os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "1", "TPU_SKIP_MDS_QUERY": "1"}
 os.environ |= {"KMP_INIT_AT_FORK": "FALSE", "KMP_DUPLICATE_LIB_OK": "True"}
+
+# A shell has its background jobs ignore Ctrl-C, which the commands that tests start would inherit.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples every time, however long one takes; the long runs ask for others by their seeds.
 settings.register_profile(
