@@ -254,10 +254,13 @@ class Group:
         """
         if op not in OPS:
             raise InputError(f"reduce_scatter has no op {op!r}", next_step=f"Choose one of {', '.join(OPS)}")
-        array, name = _native(x), "sum" if op == "mean" else op
+        array = _native(x)
         at = _axis(axis, array)
-        block = self._do("reduce_scatter", lambda group: group.reduce_scatter(array, at, name), timeout_s)
-        return _divided(block, self.size) if op == "mean" else block
+        if op != "mean":
+            return self._do("reduce_scatter", lambda group: group.reduce_scatter(array, at, op), timeout_s)
+        wide = _of_means(array)
+        block = self._do("reduce_scatter", lambda group: group.reduce_scatter(array, at, "sum", wide), timeout_s)
+        return _divided(block, self.size, array)
 
     @names_checked
     def all_to_all(
@@ -583,16 +586,18 @@ class Group:
             raise InputError(f"nothing can be {own} oneself: this is rank {rank}")
 
     def _reduced(self, array: HostArray, op: str, weight: float | None, timeout_s: float | None) -> HostArray:
-        if weight is not None:
-            own, kind = np.asarray(weight, np.float64), array.dtype if array.dtype.kind not in "biu" else np.float64
-            total = self._do("all_reduce", lambda group: group.all_reduce(own), timeout_s)
-            if not total:
-                raise InputError("the weights of all ranks are 0, so there is no mean")
-            weighed = array.astype(kind) * own.astype(kind)
-            return _divided(self._do("all_reduce", lambda group: group.all_reduce(weighed), timeout_s), total)
-        name = "sum" if op == "mean" else op
-        reduction = self._do("all_reduce", lambda group: group.all_reduce(array, name), timeout_s)
-        return _divided(reduction, self.size) if op == "mean" else reduction
+        if op != "mean":
+            return self._do("all_reduce", lambda group: group.all_reduce(array, op), timeout_s)
+        wide = _of_means(array)
+        if weight is None:
+            total = self._do("all_reduce", lambda group: group.all_reduce(array, "sum", wide), timeout_s)
+            return _divided(total, self.size, array)
+        own = np.asarray(weight, np.float64)
+        weights = self._do("all_reduce", lambda group: group.all_reduce(own), timeout_s)
+        if not weights:
+            raise InputError("the weights of all ranks are 0, so there is no mean")
+        weighed = array.astype(wide) * own.astype(wide)
+        return _divided(self._do("all_reduce", lambda group: group.all_reduce(weighed), timeout_s), weights, array)
 
     def _split(self, group: Runtime, color: int | None, key: int) -> Group | None:
         self._splits += 1
@@ -621,9 +626,18 @@ def _native(x: Any) -> HostArray:
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
-def _divided(total: HostArray, by: Any) -> HostArray:
-    """The quotient as numpy has it, but a float keeps its dtype."""
-    return np.asarray(total / np.asarray(by).astype(total.dtype if total.dtype.kind not in "biu" else np.float64))
+def _of_means(array: HostArray) -> np.dtype[Any]:
+    """The dtype in which a mean is computed, as numpy does it: the sum of all ranks may not fit into that of an integer
+    or a half."""
+    if array.dtype.kind in "biu":
+        return np.dtype(np.float64)
+    return np.dtype(np.float32) if array.dtype.itemsize < 4 else array.dtype
+
+
+def _divided(total: HostArray, by: Any, like: HostArray) -> HostArray:
+    """The quotient as numpy has it: that of integers is a float, and a float keeps its dtype."""
+    mean = np.asarray(total / np.asarray(by).astype(total.dtype))
+    return mean if like.dtype.kind in "biu" else mean.astype(like.dtype, copy=False)
 
 
 def _type(shape: Sequence[int], dtype: DTypeLike) -> TensorType:

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from wire.errors import DTypeError, InputError, ShapeError
 from wire.ir.dtypes import BF16, BOOL, C64, C128, DTYPES, F16, DType, dtype_of
@@ -82,20 +83,23 @@ class Group:
 
     # -- operations
 
-    def all_reduce(self, array: HostArray, reduction: str = "sum") -> HostArray:
-        """All ranks' arrays combined, element by element, on every rank.  If the channels use shared arenas the result
+    def all_reduce(self, array: HostArray, reduction: str = "sum", wide: DTypeLike | None = None) -> HostArray:
+        """All ranks' arrays combined, element by element, on every rank.  With `wide` that is done in this dtype, which
+        the result has, since sums may not fit into that of the arrays.  If the channels use shared arenas the result
         may be memory of all ranks, which is read only and lasts for this step."""
         kind = _reducible(array, reduction)
-        if self._uses_arenas(kind) and (shared := self._reduce_in_arenas(array, kind, reduction)) is not None:
+        if wide is not None:
+            array = array.astype(wide, copy=False)
+        elif self._uses_arenas(kind) and (shared := self._reduce_in_arenas(array, kind, reduction)) is not None:
             return shared
-        name = self.algorithm or self._choice(array.nbytes, kind.dtype.kind in "biu")
+        name = self.algorithm or self._choice(array.nbytes, array.dtype.kind in "biu")
         if name in algorithms.PARTIAL and kind.dtype in _HALVES:
             array = array.astype(np.float32)
         make = partial(algorithms.ALL_REDUCE[name], self.rank, self.size, array.size, self.shares or (1,) * self.size)
         result = self._perform(
             _Call("all_reduce", (name, array.size), make, kind, array.shape, reduction=reduction), array
         )
-        return result.astype(kind.dtype.numpy, copy=False)
+        return result.astype(kind.dtype.numpy if wide is None else wide, copy=False)
 
     def _uses_arenas(self, kind: TensorType) -> bool:
         """Whether to try a reduction in shared arenas.  All ranks decide alike."""
@@ -110,15 +114,19 @@ class Group:
             result = reduce_in_arenas(executor, self.channels, self.rank, self.size, operand, REDUCTIONS[reduction])
         return None if result is None else result.reshape(array.shape)
 
-    def reduce_scatter(self, array: HostArray, axis: int = 0, reduction: str = "sum") -> HostArray:
-        """All ranks' arrays combined and split along `axis`: this rank's piece.  ShapeError if n does not divide it."""
+    def reduce_scatter(
+        self, array: HostArray, axis: int = 0, reduction: str = "sum", wide: DTypeLike | None = None
+    ) -> HostArray:
+        """All ranks' arrays combined and split along `axis`: this rank's piece.  With `wide` that is done in this
+        dtype, as in `all_reduce`.  ShapeError if n does not divide it."""
         kind = _reducible(array, reduction)
+        array = array if wide is None else array.astype(wide, copy=False)
         _check_divides(array, axis, self.size)
         front = np.moveaxis(array, axis, 0)
         shape = (front.shape[0] // self.size, *front.shape[1:])
         make = partial(algorithms.reduce_scatter, self.rank, self.size, array.size)
         result = self._perform(_Call("reduce_scatter", (array.size,), make, kind, shape, reduction=reduction), front)
-        return np.moveaxis(result.astype(kind.dtype.numpy, copy=False), 0, axis)
+        return np.moveaxis(result.astype(kind.dtype.numpy if wide is None else wide, copy=False), 0, axis)
 
     def all_gather(self, array: HostArray, axis: int = 0) -> HostArray:
         """All ranks' arrays, joined along `axis`."""

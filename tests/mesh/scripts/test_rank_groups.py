@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ml_dtypes import bfloat16
 from support.rank_groups import as_ranks
 
 import mesh
@@ -317,6 +318,33 @@ def test_arrays_in_another_order_of_bytes_are_what_numpy_takes_them_for(tmp_path
 
     one, other = as_ranks(2, tmp_path, body)
     assert one == [[2, 4, 6], [1, 2, 3], [1, 2, 3], [1, 2, 3]] and other == [*one, [1, 2, 3]]
+
+
+@SITES
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int64, np.float16, bfloat16])
+def test_a_mean_is_right_where_the_sum_of_all_ranks_has_no_room_in_the_dtype(
+    tmp_path: Path, hosts: tuple[str, ...], dtype: type[np.generic]
+) -> None:
+    large = {np.int8: 120, np.uint8: 250, np.int64: 2**62, np.float16: 40000}.get(dtype, 1e30)
+
+    def body(world: Group) -> Any:
+        mine = np.full(2 * N, large).astype(dtype)
+        means = [
+            world.all_reduce(mine, "mean"),
+            world.all_reduce({"a": mine, "b": mine[:3]}, "mean")["b"],
+            world.reduce_scatter(mine, op="mean"),
+        ]
+        return mine, means, world.all_reduce(mine[:2], "mean", weight=1e5)
+
+    for mine, means, weighed in as_ranks(N, tmp_path, body, hosts=hosts):
+        for mean in (*means, weighed):
+            assert mean.dtype == (np.float64 if mine.dtype.kind in "iu" else mine.dtype)
+            np.testing.assert_allclose(mean.astype(np.float64), mine[: mean.size].astype(np.float64), rtol=1e-6)
+
+
+def test_ranks_that_take_the_mean_of_unlike_integers_hear_so(tmp_path: Path) -> None:
+    results = as_ranks(2, tmp_path, lambda world: world.all_reduce(np.ones(2, f"int{8 << world.rank}"), "mean"))
+    assert all(isinstance(result, MeshError) and "i8" in str(result) for result in results)
 
 
 def test_mistakes_raise_before_anything_is_sent(tmp_path: Path) -> None:
