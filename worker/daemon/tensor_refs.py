@@ -7,13 +7,17 @@ from collections.abc import Sequence
 
 from wire.errors import OutOfMemory, ProtocolError
 from wire.ir.dtypes import BY_NAME
+from wire.limits import MIB
 from wire.link.link import Link
 from wire.protocol.messages import Push, Value
 from wire.system.shared_memory import SharedDir, check_name, remove, take
+from wire.units import size_text
 
 from ..engine.host_messages import INLINE_TOTAL_BYTES_MAX, Input, Output
 from ..state import events as ev
 from ..state.steps import Arriving
+
+INLINE_WHOLE_BYTES_MAX = MIB  # a tensor in a message, with its zeros
 
 
 def is_here(value: Value) -> bool:
@@ -23,9 +27,13 @@ def is_here(value: Value) -> bool:
 
 def tensor_of(link: Link, value: Value, zeros: int = 0) -> ev.Tensor:
     """The tensor of a value that came over `link` without the `zeros` bytes at its end.  ProtocolError if it came
-    without its bytes."""
+    without its bytes, or has more zeros than a message may stand for: they take memory here before anything is known
+    of the tensor."""
     if value.data is not None:
-        check_size(value, len(value.data) + zeros)
+        whole_bytes = len(value.data) + zeros
+        check_size(value, whole_bytes)
+        if zeros and whole_bytes > INLINE_WHOLE_BYTES_MAX:
+            raise ProtocolError(f"a message of a tensor of {size_text(whole_bytes)}", node=link.peer.name)
         return ev.Inline(value.dtype, value.shape, value.data + bytes(zeros) if zeros else value.data)
     if not value.shared or not link.same_host:
         raise ProtocolError("a tensor came without its bytes", node=link.peer.name)

@@ -23,11 +23,10 @@ from wire.transfer.zeros import zeros_behind
 
 from ..state import events as ev
 from .machine_shell import Performers
-from .tensor_refs import bytes_of, header_of, push_of
+from .tensor_refs import INLINE_WHOLE_BYTES_MAX, bytes_of, header_of, push_of
 
 log = logging.getLogger("graph_mesh.worker")
 RAN_INLINE_BYTES_MAX = 512 * KIB  # inline outputs of one Ran; a control frame holds 1 MiB
-INLINE_WHOLE_BYTES_MAX = MIB  # a tensor in a message, with its zeros
 LOOKED_AT_ONCE_BYTES_MAX = 4 * MIB  # for zeros, in the event loop
 
 Send = Callable[[ev.SendPush], Awaitable[None]]

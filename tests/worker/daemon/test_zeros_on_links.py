@@ -91,3 +91,14 @@ async def test_another_number_of_zeros_than_the_tensor_has_is_refused(tmp_path: 
         with pytest.raises(ProtocolError, match="bytes for a tensor"):
             await link.ping()
         assert not receiver.events
+
+
+async def test_a_short_message_makes_the_receiver_take_no_large_memory(tmp_path: Path) -> None:
+    """Any worker may say that a tensor of a plan that is not known yet is almost all zeros."""
+    whole_bytes = MIB + BLOCK
+    value = Value("u8", (whole_bytes,), bytes(BLOCK))
+    async with receiving(tmp_path) as (link, receiver):
+        link.notify(Push(PlanKey(1, 1), 0, 0, 0, value, whole_bytes - BLOCK))
+        with pytest.raises(ProtocolError, match="a message of a tensor of"):
+            await link.ping()
+        assert not receiver.events
