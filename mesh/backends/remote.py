@@ -142,6 +142,7 @@ class Remote:
         self._address: tuple[str, int] = ("", 0)
         self._others: tuple[str, ...] = ()  # where coordinators that may take over will listen
         self._dialling = asyncio.Lock()
+        self._gone: NodeLost | None = None  # why dialling again was given up, the last time that it was
         self.reproducible = False  # whether nothing else is asked for
         self._farewell = False  # the coordinator said goodbye, or we did: the link does not come back
 
@@ -461,12 +462,14 @@ class Remote:
 
     async def _open(self) -> Link:
         """The link to the coordinator.  A broken one is dialled again for a while: a restarted coordinator has its
-        jobs."""
+        jobs.  Whoever asks meanwhile waits for the same end of that, and not for a while of its own after it."""
+        before = self._gone
         async with self._dialling:
             if self._link is not None and not self._link.closed:
                 return self._link
-            if self._farewell:
-                raise NodeLost("the link to the coordinator is closed", next_step="Connect again; detached jobs go on")
+            self._check_farewell()
+            if self._gone is not None and self._gone is not before:
+                raise self._gone.copy()
             await self._membership.refresh()  # the machine may have slept for days
             loop, return_s = asyncio.get_running_loop(), self._endpoint.timeouts.coordinator_return_s
             deadline_s = loop.time() + return_s
@@ -476,13 +479,19 @@ class Remote:
                     return self._link
                 except MeshError as error:
                     if not error.retry or loop.time() + wait_s > deadline_s:
-                        raise NodeLost(
+                        self._gone = NodeLost(
                             f"the coordinator is gone, and did not come back within {return_s:g} s",
                             cause=str(error),
                             next_step="Start mesh-coord serve there again; it goes on with its jobs",
-                        ) from None
+                        )
+                        raise self._gone.copy() from None
                 await asyncio.sleep(wait_s)
+                self._check_farewell()
         raise AssertionError("the waits never end")
+
+    def _check_farewell(self) -> None:
+        if self._farewell:
+            raise NodeLost("the link to the coordinator is closed", next_step="Connect again; detached jobs go on")
 
     async def _dial(self) -> Link:
         """Dial the coordinator, or the one that took over from it."""

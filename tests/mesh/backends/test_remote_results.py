@@ -1,5 +1,5 @@
 """Results whose content is gone as it is fetched, and questions that end the link, are asked for again, but not for
-ever."""
+ever; nor is a coordinator that is gone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from mesh.backends.remote import BROKEN_MAX, BROKEN_S, MISSING_WAITS_S, Remote
 from mesh.simulation.loop import VirtualLoop
-from wire.errors import BlobMissing, NodeLost, RemoteError
+from wire.errors import BlobMissing, ConnectFailed, NodeLost, RemoteError
 from wire.protocol.messages import JobResult, Jobs, NamedValue
 
 
@@ -85,3 +85,38 @@ def test_a_question_that_ends_each_link_is_not_asked_for_ever(breaks: int, after
     assert len(asked_s) == (breaks + 1 if answered else BROKEN_MAX)
     if len(asked_s) > 2:
         assert asked_s[-1] - asked_s[1] > 0, "there are pauses"
+
+
+@pytest.mark.parametrize("askers", [1, 20])
+def test_all_who_wait_for_a_coordinator_that_is_gone_hear_of_it_at_once(askers: int) -> None:
+    dialled_s = list[float]()
+
+    async def story() -> None:
+        loop, return_s = asyncio.get_running_loop(), 15.0
+
+        async def dial() -> Any:
+            dialled_s.append(loop.time())
+            raise ConnectFailed("nobody answers")
+
+        async def refresh() -> None:
+            return
+
+        remote = cast(Any, Remote.__new__(Remote))
+        remote._gone, remote._link, remote._farewell, remote._dialling = None, None, False, asyncio.Lock()
+        remote._membership, remote._dial = SimpleNamespace(refresh=refresh), dial
+        remote._endpoint = SimpleNamespace(timeouts=SimpleNamespace(coordinator_return_s=return_s))
+        for round_ in (1, 2):  # who asks after that has it dialled again
+            failures = await asyncio.gather(*(remote._open() for _ in range(askers)), return_exceptions=True)
+            assert all(isinstance(failure, NodeLost) and "gone" in str(failure) for failure in failures)
+            assert loop.time() <= round_ * return_s and len({*map(id, failures)}) == askers
+        dials = len(dialled_s)
+        waiting = asyncio.ensure_future(remote._open())
+        while len(dialled_s) == dials:
+            await asyncio.sleep(0)
+        remote._farewell = True
+        with pytest.raises(NodeLost, match="closed"):
+            await waiting
+        assert len(dialled_s) == dials + 1, "a client that is closed dials nobody"
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(story())
