@@ -398,3 +398,34 @@ async def test_what_finds_the_disk_full_waits_until_what_was_evicted_is_gone_fro
     monkeypatch.setattr(blob_store, "_write_file", full)
     blob = await put(held, 2, size_bytes=size_bytes)
     assert await held.find(blob) == "resident" and len(held.held()) == 1
+
+
+async def test_damaged_content_that_cannot_be_removed_is_stored_again_elsewhere(tmp_path: Path) -> None:
+    """As where a disk that fails was made read-only: a folder in the file's place cannot be removed as a file is."""
+    blob, data = content(1)
+    (tmp_path / "disk" / blob.hex()).mkdir(parents=True)
+    held = store(tmp_path)
+    assert await held.find(blob) is None
+    await held.put(blob, data, keep=True)
+    assert Path(held.path(blob)).read_bytes() == data and await held.find(blob, 1000) == "resident"
+
+
+async def test_content_is_stored_again_where_what_there_is_of_it_is_damaged(tmp_path: Path) -> None:
+    """A snapshot or a sum is put without a look whether the worker has it."""
+    blob, data = content(1)
+    await store(tmp_path).put(blob, data, keep=True)
+    (tmp_path / "disk" / blob.hex()).write_bytes(bytes(1000))
+    held = store(tmp_path)
+    await held.put(blob, data, keep=True)
+    assert await held.find(blob, 1000) == "resident" and held.view(blob) == data
+    os.unlink(held.path(blob))  # by who cleans up under the worker
+    await held.put(blob, data, keep=True)
+    assert held.view(blob) == data
+
+
+async def test_who_asks_for_another_size_than_content_has_takes_it_from_nobody(tmp_path: Path) -> None:
+    held = store(tmp_path)
+    blob = await put(held, 1)
+    held.pin([blob])
+    assert await held.find(blob, 999) is None
+    assert await held.find(blob, 1000) == "resident" and held.view(blob) is not None

@@ -107,7 +107,10 @@ class BlobStore:
         if self._entries.get(blob) is not entry:
             return None
         if not sound:
-            self._remove(blob)
+            if was_checked and size_bytes not in (None, entry.size_bytes):
+                return None  # whoever asks is wrong, and others may use it
+            if not self._remove(blob):
+                del self._entries[blob]  # it takes its room still, and is nothing to read
             return None
         entry.checked = True
         self._entries.move_to_end(blob)
@@ -135,12 +138,13 @@ class BlobStore:
     async def put(self, blob: bytes, data: memoryview, keep: bool) -> None:
         """Store content whose address the caller has checked; BlobError if there is no room for it.  What is not to be
         kept goes with the last that pinned it, or sooner if there is no room."""
-        while (other := self._writing.get(blob)) is not None:
-            await asyncio.wait([other])
-        if blob in self._entries:
-            entry = self._entries[blob]
-            entry.keep, entry.put, entry.put_s = entry.keep or keep, True, time.monotonic()
-            return
+        while (other := self._writing.get(blob)) is not None or blob in self._entries:
+            if other is not None:
+                await asyncio.wait([other])
+            elif await self.find(blob) is not None:  # it is sound, and there
+                entry = self._entries[blob]
+                entry.keep, entry.put, entry.put_s = entry.keep or keep, True, time.monotonic()
+                return
         writing = self._writing[blob] = self._tasks.run("storing content", self._put(blob, data, keep), unheard)
         writing.add_done_callback(lambda _: self._writing.pop(blob))
         try:
