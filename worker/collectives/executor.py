@@ -197,7 +197,7 @@ class Executor:
     def _arrived(self, source: int, sources: tuple[int, ...]) -> RingReader | Connection:
         """Wait for the next message of this operation from a rank.  Returns what has it; `sources` are for errors."""
         channel = self._channel(source)
-        waited_for = tuple(rank for rank in sources if rank != self._rank)
+        waited_for, began_s = tuple(rank for rank in sources if rank != self._rank), time.monotonic()
         while True:
             connection = channel.remote.incoming if channel.remote is not None else None
             message = channel.reader if connection is None else connection
@@ -213,6 +213,8 @@ class Executor:
                 self._switch(source, channel.remote, number, tag_of(envelope))
             else:
                 self._skip(source, message, envelope)
+                # The time it takes to skip counts, too: the next wait begins with none.
+                self._channels.check(time.monotonic() - began_s, lambda: self._name(source))
 
     def _next_envelope(self, message: RingReader | Connection, ranks: tuple[int, ...]) -> bytes | None:
         """The next message's envelope; None if the connection has ended."""

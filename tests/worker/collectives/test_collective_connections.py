@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 import threading
@@ -11,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.ranks import channels_in_memory, connect, on_channels, sockets
+from support.ranks import HANGS_S, channels_in_memory, connect, on_channels, sockets
 
-from wire.errors import Cancelled, ConnectFailed, DTypeError, OutOfMemory, ShapeError
+from wire.errors import Cancelled, ConnectFailed, DeadlineExceeded, DTypeError, OutOfMemory, ShapeError
 from wire.ir.dtypes import BF16, F16, F32, F64, I32, DType
 from wire.ir.types import TensorType
 from worker.collectives.algorithms import ALL_REDUCE
@@ -314,3 +315,32 @@ def until(ready: Callable[[], bool]) -> None:
             return
         waiting.wait(0.001)
     raise AssertionError("nothing came")
+
+
+@pytest.mark.parametrize("switched", [False, True])
+def test_a_rank_that_sends_old_messages_without_end_holds_up_no_other_beyond_the_deadline(switched: bool) -> None:
+    """They are dropped as a step begins and, where the other rank has switched, while it waits."""
+    channels = channels_in_memory(2)
+    ((here, there),) = connect(channels, every(2))
+    channels[0].deadline_s = 0.1
+    assert there._newest is not None
+    sock, old = there._newest._socket, with_tag(bytes(HEAD_BYTES), 1) * 1000
+    sock.setblocking(True)
+    flooding, over, gives_up_s = threading.Event(), threading.Event(), time.monotonic() + 20.0
+
+    def flood() -> None:
+        with contextlib.suppress(OSError):
+            while not over.is_set() and time.monotonic() < gives_up_s:
+                sock.sendall(old)
+                flooding.set()
+
+    sender = threading.Thread(target=flood, daemon=True)
+    sender.start()
+    assert flooding.wait(HANGS_S)
+    if switched:
+        here.incoming = here._newest
+    (result,) = on_channels(channels[:1], lambda group, rank: group.barrier(), 5, ranks=2)
+    assert time.monotonic() < gives_up_s, "it ended since no more came"
+    assert isinstance(result, DeadlineExceeded)
+    over.set()
+    sender.join(HANGS_S)
