@@ -385,16 +385,17 @@ async def test_what_finds_the_disk_full_waits_until_what_was_evicted_is_gone_fro
 ) -> None:
     """A thread gives back what a large file takes."""
     write, size_bytes = blob_store._write_file, mapped_files.AT_ONCE_BYTES_MAX + 1
-    given_back = threading.Event()
+    refused, given_back = threading.Event(), threading.Event()
 
     def full(*args: Any) -> None:
         if not given_back.is_set():
+            refused.set()
             raise OSError(errno.ENOSPC, "no space left on the test's device")
         write(*args)
 
     held = store(tmp_path)
     await put(held, 1, size_bytes=size_bytes)
-    mapped_files._ending.take(lambda: (given_back.wait(0.2), given_back.set()))
+    mapped_files._ending.take(lambda: (refused.wait(60.0), given_back.set()))
     monkeypatch.setattr(blob_store, "_write_file", full)
     blob = await put(held, 2, size_bytes=size_bytes)
     assert await held.find(blob) == "resident" and len(held.held()) == 1
