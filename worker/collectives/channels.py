@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from wire.errors import Cancelled, DeadlineExceeded, MeshError, error_of_peer, from_fields
+from wire.errors import Cancelled, DeadlineExceeded, MeshError, RemoteError, error_of_peer, from_fields
 from wire.timeouts import COLLECTIVE_TIMEOUT_S, DEFAULT_TIMEOUTS
 
 from .remote_channel import RemoteChannel
-from .ring_buffer import SLOT_BYTES, RingReader, RingWriter, SpinWait
+from .ring_buffer import ERROR_BYTES_MAX, SLOT_BYTES, RingReader, RingWriter, SpinWait
 from .shared_arena import SharedArena
 
 
@@ -69,11 +69,9 @@ class Channels:
 
     def fail(self, error: MeshError) -> None:
         """Give the step up, and send all other ranks the error."""
-        text = json.dumps({**error.to_fields(), "cause": error.cause[:500], "next_step": error.next_step[:500]})
-        if len(text.encode()) > 2500:
-            text = json.dumps({"code": error.code, "message": error.message[:500], "node": error.node})
+        reason = _reason_of(error)
         for channel in self.peers.values():
-            channel.writer.fail(self.tag, text.encode())
+            channel.writer.fail(self.tag, reason)
             if channel.remote is not None:
                 channel.remote.disconnect()
         self.notify()
@@ -85,9 +83,30 @@ class Channels:
         for channel in self.peers.values():
             failure = channel.reader.failure(self.tag)
             if failure is not None:
-                raise error_of_peer(from_fields(json.loads(failure)), channel.name)
+                raise error_of_peer(_error_of(failure, channel.name), channel.name)
         if waited_s > self.deadline_s:
             raise DeadlineExceeded(
                 f"waited {self.deadline_s:g} s for {missing()}",
                 next_step="See whether it is well, or allow more time: docs/collectives.md says how",
             )
+
+
+def _reason_of(error: MeshError) -> bytes:
+    """An error for the other ranks, with as much of its texts as there is room for: a letter may take 12 bytes."""
+    text = json.dumps({**error.to_fields(), "cause": error.cause[:500], "next_step": error.next_step[:500]})
+    for chars_max in (500, 100):
+        if len(text) > ERROR_BYTES_MAX:
+            fields = {"code": error.code, "message": error.message[:chars_max], "node": error.node[:chars_max]}
+            text = json.dumps(fields)
+    return text.encode()
+
+
+def _error_of(reason: bytes, name: str) -> MeshError:
+    """The error that the node `name` sent.  It may have sent anything."""
+    try:
+        fields = json.loads(reason)
+    except (ValueError, RecursionError):
+        fields = None
+    if isinstance(fields, dict):
+        return from_fields(fields)
+    return RemoteError("another rank gave up, and its reason cannot be read", node=name)

@@ -51,7 +51,7 @@ class RankCollectives:
         self._background_wait = SpinWait(0, BRIDGED_SLEEP_S_MIN) if bridged else SpinWait(SPINS_MIN)
         self._foreground_wait = self._background_wait if bridged else SpinWait()
         self._failed = False
-        self._error: MeshError | None = None
+        self._error: Exception | None = None
 
     def begin(self, tag: int, stopped: Callable[[], bool]) -> None:
         """Begin a step.  Tags grow, from 1.  Operations fail with Cancelled soon after `stopped()`."""
@@ -84,8 +84,9 @@ class RankCollectives:
             copy_s = self._channels.copy_s
             try:
                 return _OPERATIONS[op](self._group(attrs["axes"]), attrs, operand)
-            except MeshError as error:
-                error.op = error.op or op
+            except Exception as error:  # also a MemoryError: the other ranks wait for what was not sent
+                if isinstance(error, MeshError):
+                    error.op = error.op or op
                 self._error = error
                 raise
             finally:

@@ -20,6 +20,7 @@ from wire.errors import (
     InputError,
     NodeLost,
     OutOfMemory,
+    RemoteError,
     ShapeError,
 )
 from wire.ir.dtypes import DTYPES, F16, F32, I32, DType
@@ -309,3 +310,25 @@ def test_what_is_no_ring_buffer_is_refused() -> None:
         RingReader(memoryview(bytearray(8192)))
     with pytest.raises(BlobCorrupt, match="no envelope"):
         Envelope.unpack(b"\xff" * 128)
+
+
+@pytest.mark.parametrize("letter", ["ж", "\U0001f600", "\udc80", "\0"])
+def test_a_long_reason_in_any_script_is_heard_by_the_other_ranks(letter: str) -> None:
+    channels = channels_in_memory(2)
+
+    def body(group: Group, rank: int) -> Any:
+        if rank == 1:
+            raise InputError(letter * 2000, node=letter * 2000)
+        return group.barrier()
+
+    heard = on_channels(channels, body)[0]
+    assert isinstance(heard, InputError) and heard.message.startswith(letter)
+
+
+@pytest.mark.parametrize("reason", [b"", b"{", b"[1]", b"\xff", b"[" * 3000], ids=range(5))
+def test_a_reason_that_is_none_is_an_error_of_the_rank_that_sent_it(reason: bytes) -> None:
+    channels = channels_in_memory(2)
+    channels[0].peers[1].name = "worker-b"
+    channels[1].peers[0].writer.fail(1, reason)
+    (result,) = on_channels(channels[:1], lambda group, rank: group.barrier(), ranks=2)
+    assert isinstance(result, RemoteError) and result.node == "worker-b"

@@ -182,3 +182,15 @@ def test_what_ranks_can_send_is_told_where_it_differs() -> None:
     unlike = Profiles((), links={pair: slow if "c" in pair else fast for pair in pairs})
     assert sending_rates(names, unlike) == (1e8, 1e8, 1e7)
     assert sending_rates(("a", "a"), unlike) == ()
+
+
+def test_a_collective_whose_result_nobody_needs_fails_its_rank_whatever_it_raises() -> None:
+    """Else the rank would say that it is done, and the others wait for what it did not send."""
+    ranks = RankCollectives(channels_in_memory(1)[0], ("dp",), (1,), 0)
+    ranks.begin(1, never)
+    too_large = np.broadcast_to(np.float32(0), (1 << 46,))
+    attrs = Attrs({"axes": ("dp",), "sizes": (1,), "reduction": "sum"})
+    ranks.start("all_reduce", attrs, too_large, meanwhile=False)
+    with pytest.raises(MemoryError):
+        ranks.end()
+    ranks.fail(OutOfMemory("no room"))
