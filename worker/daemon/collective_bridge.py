@@ -18,6 +18,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 
 from wire.errors import ConnectFailed, MeshError, ProtocolError, StaleGeneration
 from wire.limits import KIB
@@ -27,7 +28,15 @@ from wire.system.shared_memory import SharedDir, new_prefix, remove, remove_all
 from wire.system.tasks import Tasks, unheard
 from wire.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
-from ..collectives.ring_buffer import SLOTS, RingReader, RingWriter, initialise, size_of, slot_bytes_for
+from ..collectives.ring_buffer import (
+    SLOT_BYTES,
+    SLOTS,
+    RingReader,
+    RingWriter,
+    initialise,
+    size_of,
+    slot_bytes_for,
+)
 from ..engine.host_messages import BuffersChanged, Disconnected, Listening, RankOf, RankPeer
 from .collective_rendezvous import HostConnections
 from .link_handler import Take
@@ -74,9 +83,12 @@ class _Part:
     arena_prefix: str
 
 
-def name_of(plan: PlanKey, source: Member, to: Member) -> str:
-    """The name of the ring buffer from one rank's device to another's: the same for all gangs of a plan."""
+def name_of(plan: PlanKey, source: Member, to: Member, slot_bytes: int = SLOT_BYTES) -> str:
+    """The name of the ring buffer from one rank's device to another's: the same for all gangs of a plan whose slots
+    have the same size.  Both ends make theirs of that size, whichever gang they prepare first."""
     text = f"{plan.epoch}.{plan.generation} {source.node}/{source.device} {to.node}/{to.device}"
+    if slot_bytes != SLOT_BYTES:
+        text += f" {slot_bytes}"
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
@@ -107,22 +119,20 @@ class Bridge:
         """Make the ring buffers of a rank.  Returns what its host has to know.  OutOfMemory."""
         me = gang.members[gang.rank]
         others = [member for member in gang.members if member != me]
-        names = {name_of(plan, *pair) for other in others for pair in ((me, other), (other, me))}
+        slot_bytes = slot_bytes_for(len(gang.members))
+        boxes = {
+            other: (name_of(plan, me, other, slot_bytes), name_of(plan, other, me, slot_bytes)) for other in others
+        }
         for old in [number for number, part in self._parts.items() if (part.plan, part.gang) == (plan, gang)]:
             remove_all(self._shared.path, self._parts.pop(old).arena_prefix)  # of a host that is gone
         prefix = new_prefix()
-        self._parts[prepared] = _Part(plan, gang, frozenset(names), prefix)
-        slot_bytes = slot_bytes_for(len(gang.members))
-        for other in others:
-            self._make(name_of(plan, me, other), other, me.device, slot_bytes)
-            copy, original = name_of(plan, other, me), name_of(plan, me, other)
+        self._parts[prepared] = _Part(plan, gang, frozenset(chain.from_iterable(boxes.values())), prefix)
+        for other, (original, copy) in boxes.items():
+            self._make(original, other, me.device, slot_bytes)
             self._copies.setdefault(copy, _Copy(other.node, me.device, slot_bytes, original))
             self._offer_connection(original)
         peers = tuple(
-            None
-            if other == me
-            else RankPeer(name_of(plan, me, other), name_of(plan, other, me), self._worker_name(other))
-            for other in gang.members
+            None if other == me else RankPeer(*boxes[other], self._worker_name(other)) for other in gang.members
         )
         waits = gang.timeout_s, prefix, self._timeouts.rank_failure_reason_s
         return RankOf(gang.axes, gang.sizes, gang.rank, peers, gang.bytes_per_s, *waits)
@@ -133,14 +143,15 @@ class Bridge:
         part = self._parts.get(prepared)
         if part is None:
             return ()
-        me = part.gang.members[part.gang.rank]
+        me, slot_bytes = part.gang.members[part.gang.rank], slot_bytes_for(len(part.gang.members))
         directories = []
         for member in part.gang.members:
             directory = str(self._shared.path) if member.node == me.node else self._directory(part.plan, member.node)
             directories.append(directory)
             if not directory:
-                self._open(self._copies[name_of(part.plan, member, me)], name_of(part.plan, member, me))
-                original = self._originals[name_of(part.plan, me, member)]
+                copy = name_of(part.plan, member, me, slot_bytes)
+                self._open(self._copies[copy], copy)
+                original = self._originals[name_of(part.plan, me, member, slot_bytes)]
                 original.reader = original.reader or RingReader(original.buffer)
         return tuple(directories)
 

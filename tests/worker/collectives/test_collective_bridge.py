@@ -140,3 +140,15 @@ async def test_a_host_that_counts_wrongly_holds_up_its_daemon_no_longer_than_its
     link.notify = notify
     bridge.buffers_changed(0)
     assert [type(each) for each in sent] == [Letter] * SLOTS
+
+
+async def test_gangs_of_many_and_of_few_ranks_do_not_share_ring_buffers_whichever_is_prepared_first(
+    network: Network,
+) -> None:
+    """Many ranks have smaller slots.  What is prepared first depends on when its weights arrive."""
+    large = tuple(Member("ab"[rank] if rank < 2 else f"c{rank}", 10 + rank, 0) for rank in range(17))
+    network.nodes["b"].bridge.prepare(8, PLAN, Gang(("tp",), (17,), 1, large))
+    ranks = prepared(network)
+    network.nodes["a"].bridge.prepare(8, PLAN, Gang(("tp",), (17,), 0, large))
+    arrays = [np.random.default_rng(rank).standard_normal(300_000).astype(np.float32) for rank in (0, 1)]
+    assert await network.run(reducing(ranks, arrays, 1)) == [(arrays[0] + arrays[1]).tobytes()] * 2
