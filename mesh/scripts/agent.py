@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from wire.bounds import AGENT_ORDERS
 from wire.limits import KIB
@@ -38,6 +38,7 @@ from .rendezvous import NAME, place
 
 LOOK_S = 0.02  # from one look for notes to the next
 LINE_BYTES_MAX = 256 * KIB  # a longer one is sent in pieces
+REST_LOOKS, REST_LOOK_S = 20, 0.05  # for what a rank has written before its end; each look reads some of it
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 Tell = Callable[[dict[str, Any]], None]
 
@@ -83,7 +84,7 @@ class Ranks:
     def __init__(self, job: dict[str, Any], tell: Tell) -> None:
         self._job = job
         self._tell = tell
-        self._living: dict[int, asyncio.subprocess.Process] = {}
+        self._living: dict[int, _Rank] = {}
         self._sent_notes: dict[str, str] = {}  # by name
 
     async def run(self, orders: asyncio.Queue[dict[str, Any]]) -> None:
@@ -96,7 +97,7 @@ class Ranks:
         try:
             for rank, variables in self._job["ranks"].items():
                 await self._start(int(rank), {**os.environ, **variables, "MESH_RENDEZVOUS": str(meeting)})
-            await asyncio.gather(*(self._follow(rank, process) for rank, process in self._living.items()))
+            await asyncio.gather(*(self._follow(rank, living) for rank, living in self._living.items()))
             if self._job.get("passport"):
                 self._tell_notes(meeting)  # why the last one failed, say
         except OSError as error:
@@ -104,14 +105,15 @@ class Ranks:
         finally:
             for task in beside:
                 task.cancel()
-            for process in self._living.values():
-                _signal(process, KILL)
+            self._kill()
             shutil.rmtree(meeting, ignore_errors=True)
             SharedDir.sweep()  # of ranks that were killed
 
     async def _start(self, rank: int, environment: dict[str, str]) -> None:
         pipe = asyncio.subprocess.PIPE
-        self._living[rank] = await asyncio.create_subprocess_exec(
+        loop = asyncio.get_running_loop()
+        _, self._living[rank] = await loop.subprocess_exec(
+            lambda: _Rank(rank, self._tell, loop),
             *self._job["command"],
             cwd=self._job["folder"] or None,
             env=environment,
@@ -121,32 +123,12 @@ class Ranks:
             start_new_session=True,
         )
 
-    async def _follow(self, rank: int, process: asyncio.subprocess.Process) -> None:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        lines = [
-            asyncio.ensure_future(self._read(rank, name, stream))
-            for name, stream in (("out", process.stdout), ("err", process.stderr))
-        ]
-        code = await process.wait()
+    async def _follow(self, rank: int, living: _Rank) -> None:
+        await living.exited
         self._living.pop(rank)
-        _signal(process, KILL)  # what it started and left behind, which would keep its output open too
-        await asyncio.gather(*lines)
+        living.signal(KILL)  # what it started and left behind, which would keep its output open too
+        code = await living.end()
         self._tell({"rank": rank, "exit": code if code >= 0 else 128 - code})
-
-    async def _read(self, rank: int, name: str, stream: asyncio.StreamReader) -> None:
-        rest = b""
-        while chunk := await stream.read(LINE_BYTES_MAX):
-            *lines, rest = (rest + chunk).split(b"\n")
-            if len(rest) >= LINE_BYTES_MAX:
-                lines, rest = [*lines, rest], b""
-            for line in lines:
-                self._tell_line(rank, name, line)
-        if rest:
-            self._tell_line(rank, name, rest)
-
-    def _tell_line(self, rank: int, name: str, line: bytes) -> None:
-        self._tell({"rank": rank, "stream": name, "line": line.decode("utf-8", "replace")})
 
     async def _watch_notes(self, meeting: Path) -> None:
         while True:
@@ -172,9 +154,9 @@ class Ranks:
                 self._place(meeting, order["note"], order["text"])
                 continue
             number = getattr(signal, order["signal"], KILL)
-            for process in self._living.values():
-                _signal(process, number)
-                _signal(process, getattr(signal, "SIGCONT", number))  # one that was stopped must hear it too
+            for living in self._living.values():
+                living.signal(number)
+                living.signal(getattr(signal, "SIGCONT", number))  # one that was stopped must hear it too
             asyncio.get_running_loop().call_later(self._job["grace_s"], self._kill)
 
     def _place(self, meeting: Path, name: str, text: str) -> None:
@@ -185,17 +167,63 @@ class Ranks:
             self._tell({"error": f"what ranks elsewhere say cannot be written to {meeting}: {error}"})
 
     def _kill(self) -> None:
-        for process in self._living.values():
-            _signal(process, KILL)
+        for living in self._living.values():
+            living.signal(KILL)
 
 
-def _signal(process: asyncio.subprocess.Process, number: int) -> None:
-    """Send a signal to a rank and all that it started, whether it has ended or not."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        if hasattr(os, "killpg"):
-            os.killpg(process.pid, number)
-        elif process.returncode is None:
-            os.kill(process.pid, number)
+class _Rank(asyncio.SubprocessProtocol):
+    """The process of a rank.  It is over when it has ended, and not when its output is closed, as asyncio's Process has
+    it: what it started in a session of its own may keep that open for ever."""
+
+    def __init__(self, rank: int, tell: Tell, loop: asyncio.AbstractEventLoop) -> None:
+        self.exited: asyncio.Future[None] = loop.create_future()
+        self._closed: asyncio.Future[None] = loop.create_future()
+        self._rank = rank
+        self._tell = tell
+        self._rest = {1: b"", 2: b""}  # of a line that is not whole, by the number of its stream
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.SubprocessTransport, transport)
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        *lines, rest = (self._rest[fd] + data).split(b"\n")
+        if len(rest) >= LINE_BYTES_MAX:
+            lines, rest = [*lines, rest], b""
+        self._rest[fd] = rest
+        for line in lines:
+            self._tell_line(fd, line)
+
+    def process_exited(self) -> None:
+        if not self.exited.done():  # nobody waits any more
+            self.exited.set_result(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._closed.set_result(None)
+
+    async def end(self) -> int:
+        """Tell the rest of what it has written; its exit code."""
+        for _ in range(REST_LOOKS):
+            if not self._closed.done():
+                await asyncio.wait([self._closed], timeout=REST_LOOK_S)
+        for fd, rest in self._rest.items():
+            if rest:
+                self._tell_line(fd, rest)
+        code = self._transport.get_returncode()
+        self._transport.close()
+        assert code is not None, "it has exited"
+        return code
+
+    def signal(self, number: int) -> None:
+        """Send a signal to it and all that it started, whether it has ended or not."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if hasattr(os, "killpg"):
+                os.killpg(self._transport.get_pid(), number)
+            elif not self.exited.done():
+                os.kill(self._transport.get_pid(), number)
+
+    def _tell_line(self, fd: int, line: bytes) -> None:
+        name = "out" if fd == 1 else "err"
+        self._tell({"rank": self._rank, "stream": name, "line": line.decode("utf-8", "replace")})
 
 
 if __name__ == "__main__":

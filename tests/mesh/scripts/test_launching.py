@@ -264,6 +264,32 @@ while True: time.sleep(1000)
     assert not os.path.exists(job.lines(0)[0])
 
 
+@pytest.mark.parametrize("of_its_own", [False, True], ids=["in the rank's session", "in a session of its own"])
+def test_a_rank_is_over_though_what_it_started_keeps_its_output_open(tmp_path: Path, of_its_own: bool) -> None:
+    script = f"""
+import os, subprocess, sys
+lives = os.path.join(os.environ["HERE"], "lives")
+code = "import os, sys, time\\nwhile os.path.exists(sys.argv[1]): time.sleep(0.02)"
+subprocess.Popen([sys.executable, "-S", "-c", code, lives], start_new_session={of_its_own})
+sys.stdout.write("x" * 100000 + "\\nno end")
+sys.exit(3)
+"""
+    (tmp_path / "lives").touch()
+
+    async def story() -> Job:
+        job = Job(tmp_path, script)
+        async with asyncio.timeout(COMES_TRUE_S):
+            await job.run()
+        return job
+
+    try:
+        job = asyncio.run(story())
+    finally:
+        (tmp_path / "lives").unlink()
+    assert job.exits == {0: 3, 1: 3}
+    assert [job.lines(rank) for rank in (0, 1)] == [["x" * 100000, "no end"]] * 2
+
+
 def test_a_rank_that_does_not_end_is_killed_after_the_grace(tmp_path: Path) -> None:
     script = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready')\ntime.sleep(1000)\n"
     job = Job(tmp_path, script, grace_s=0.01)
