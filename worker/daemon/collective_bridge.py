@@ -57,6 +57,7 @@ class _Original:
     sent: int = 0
     failed: int = 0  # the last step whose failure was sent
     disconnects: int = 0  # connections beside it that ended, or could not be made
+    offering: asyncio.TimerHandle | None = None  # another one, later
 
 
 @dataclass(slots=True)
@@ -267,11 +268,16 @@ class Bridge:
     def _disconnected(self, buffer: str) -> None:
         """Offer to connect again, the later the more often it came to nothing."""
         original = self._originals.get(buffer)
-        if original is not None:
+        if original is not None and original.offering is None:
             times = min(2 ** min(original.disconnects, 16), RECONNECT_TIMES_MAX)
             original.disconnects += 1
             wait_s = self._timeouts.rank_reconnect_s * times
-            asyncio.get_running_loop().call_later(wait_s, self._offer_connection, buffer)
+            original.offering = asyncio.get_running_loop().call_later(wait_s, self._offer_again, buffer, original)
+
+    def _offer_again(self, buffer: str, original: _Original) -> None:
+        original.offering = None
+        if self._originals.get(buffer) is original:
+            self._offer_connection(buffer)
 
     def _offer_connection(self, buffer: str) -> None:
         """Offer to connect to the host at the other end of a ring buffer, unless it is on this machine."""

@@ -41,9 +41,11 @@ class HostConnections:
     timeouts: Timeouts = DEFAULT_TIMEOUTS
     hand: Hand | None = None
     _tasks: Tasks = field(default_factory=Tasks)
+    _calling: set[tuple[int, str]] = field(default_factory=set)  # devices and buffers
 
     def listen(self, device: int, buffer: str, slot_bytes: int, failed: Callable[[], None]) -> None:
-        """Have a host listen for another one.  It answers Listening; `failed` is called if there is no port."""
+        """Have a host listen for another one.  It answers Listening; `failed` is called if there is no port, or if the
+        host takes none now."""
         message = Listen(buffer, secrets.token_bytes(KEY_BYTES), self.host, slot_bytes, self.tls, *self._times)
         try:
             handed = self.hand is None or self.hand(device, listening_on(self.host))
@@ -53,17 +55,23 @@ class HostConnections:
         else:
             if handed:
                 self.send(device, message)
+            else:
+                failed()
 
     def connect(
         self, device: int, buffer: str, slot_bytes: int, link: Link, meet: Meet, failed: Callable[[], None]
     ) -> None:
-        """Have a host connect to the one that listens at the other end of a link; `failed` is called if nobody does."""
+        """Have a host connect to the one that listens at the other end of a link; `failed` is called if nobody does.
+        One call at a time for a buffer, however often the other end says where: a call has a thread, for as long as
+        nobody answers."""
         host = parse_address(link.address)[0]
         message = Connect(buffer, meet.key, host, meet.port, slot_bytes, self.tls, *self._times)
         if self.hand is None:
             self.send(device, message)
-        else:
-            self._tasks.run("connecting a host", self._connect(device, message, self.hand, failed), unheard)
+        elif (calling := (device, buffer)) not in self._calling:
+            self._calling.add(calling)
+            work = self._tasks.run("connecting a host", self._connect(device, message, self.hand, failed), unheard)
+            work.add_done_callback(lambda _: self._calling.discard(calling))
 
     async def _connect(
         self,
@@ -81,6 +89,8 @@ class HostConnections:
             return
         if hand(device, there):
             self.send(device, message)
+        else:
+            failed()
 
     def close(self) -> None:
         """Give up the connections that are being made."""

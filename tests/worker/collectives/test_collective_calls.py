@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from support.machines.bridges import MEMBERS, PLAN, Network, Node, reducing
 from support.ranks import channels_in_memory, on_channels
 
 from mesh.simulation.throttled_worker import throttled
-from wire.protocol.messages import Gang
+from wire.protocol.messages import Gang, Meet
 from wire.security.tls import secured_by_key
 from wire.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from worker.collectives.connector import KEY_BYTES, Connector, listening_on
@@ -364,3 +365,58 @@ async def test_no_host_is_told_to_call_where_memory_is_shared_or_links_are_slowe
     assert host_connections_of(paced, False, lambda _device, _message: None) is not None, (
         "its links are as fast as others'"
     )
+
+
+async def test_a_node_that_says_again_and_again_where_its_host_listens_is_called_once_at_a_time() -> None:
+    """Each call has a thread of the few that the daemon has, for seconds where nobody answers."""
+    over: asyncio.Queue[int] = asyncio.Queue()
+
+    def hand(device: int, sock: socket.socket) -> bool:
+        sock.close()
+        over.put_nowait(device)
+        return True
+
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as listener:
+        listener.setblocking(False)
+        connections = HostConnections(lambda _device, _message: None, "127.0.0.1", hand=hand)
+        link: Any = SimpleNamespace(address="127.0.0.1:7100")
+        meet = Meet(BUFFER, False, listener.getsockname()[1], KEY)
+        for calls in (1, 2):
+            for _ in range(20):
+                connections.connect(0, BUFFER, 256, link, meet, over.task_done)
+            while connections._tasks:
+                await asyncio.wait(list(connections._tasks))
+            assert over.qsize() == calls
+        connections.close()
+
+
+async def test_a_host_that_takes_no_socket_now_is_offered_another_later() -> None:
+    failures: list[str] = []
+
+    def hand(device: int, sock: socket.socket) -> bool:
+        sock.close()
+        return False
+
+    connections = HostConnections(lambda _device, _message: failures.append("told"), "127.0.0.1", hand=hand)
+    connections.listen(0, BUFFER, 256, lambda: failures.append("failed"))
+    assert failures == ["failed"]
+
+
+async def test_connections_that_come_to_nothing_are_offered_again_once(tmp_path: Path) -> None:
+    """Both ends hear of each that failed, by their hosts and by themselves: offers must not become more and more."""
+    network, loop = Daemons(tmp_path, replace(DEFAULT_TIMEOUTS, rank_reconnect_s=0.0)), asyncio.get_running_loop()
+    try:
+        network.connect()
+        bridge = network.nodes["a"].bridge
+        bridge.prepare(7, PLAN, Gang(("dp",), (2,), 0, MEMBERS))
+        network.flying.clear()
+        for offers in (1, 2):
+            for buffer in bridge._originals:
+                for _ in range(5):
+                    bridge.host_said(0, Disconnected(buffer))
+            due = loop.create_future()
+            loop.call_later(0.001, due.set_result, None)
+            await due
+            assert len(network.flying) == offers
+    finally:
+        network.close()
