@@ -160,7 +160,7 @@ class Deployer:
         force: bool,
     ) -> Deploy:
         own = member.profile.node_id
-        holders = {node: self._members[node].blobs for node in _before(own, list(self._members))}
+        holders = {node: self._members[node].blobs for node in _before(own, sorted(self._members))}
         for (address, _), nodes in state.values():
             for node in nodes & holders.keys():
                 holders[node] = holders[node] | {address}
@@ -188,7 +188,8 @@ class Deployer:
 
 def _before(own: str, nodes: list[str]) -> Iterator[str]:
     """The other nodes of a ring, from the one before `own` backwards: where all get the same content, each sends it to
-    the next one, and none sends it to all."""
+    the next one, and none sends it to all.  They are in the order of their ids: a worker waits for content that is on
+    its way to one of a smaller id, and to no other (`worker/daemon/blob_fetcher.py`)."""
     place = nodes.index(own) if own in nodes else len(nodes)  # it has just left
     return chain(reversed(nodes[:place]), reversed(nodes[place + 1 :]))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import mesh.numpy as mnp
 from mesh import Mesh
 from mesh.simulation.cluster import COORDINATOR
 from mesh.simulation.virtual_network import Conditions
+from wire.deadlines import FETCH
 
 SETTLED_S = 20.0  # virtual: the links are measured by then
 
@@ -47,3 +49,20 @@ def test_a_worker_waits_for_no_weights_of_one_on_a_much_slower_line(bytes_per_s:
             network.set_way(other, "sim-0", Conditions(bytes_per_s=bytes_per_s))
         mesh.simulation.wait(SETTLED_S)
         assert client_bytes(mesh, 2, weights) == times * sum(each.nbytes for each in weights.values())
+
+
+@pytest.mark.parametrize("workers", [2, 3, 5])
+def test_workers_that_all_lost_what_they_had_do_not_wait_for_each_other(workers: int) -> None:
+    """The coordinator thinks that each has it still: it asks the one before it, which asks the one before it."""
+    weights = {f"w{each}": np.full((1024, 64 + each), each, np.float32) for each in range(4)}
+    with Mesh.builder().mesh("sim").simulate(workers).build() as mesh:
+        client_bytes(mesh, workers, weights)
+        for process in mesh.simulation._cluster._processes.values():
+            assert process.daemon is not None
+            for folder in process.daemon._store.folders:
+                shutil.rmtree(folder)
+                folder.mkdir()
+        before_s = mesh.simulation.now_s
+        again = {f"w{each}": weights[f"w{each}"] for each in range(3)}  # another program, and so another plan
+        assert client_bytes(mesh, workers, again) == sum(each.nbytes for each in again.values())
+        assert mesh.simulation.now_s - before_s < FETCH.seconds

@@ -39,15 +39,11 @@ class RemoteBlobs:
         self._owner = owner
         self._dial = dial
 
-    def node_of(self, holder: str) -> str:
-        """The node id of a holder that a plan names."""
-        return self._owner() if holder == COORDINATOR_NODE else holder
-
     async def fetch(
         self, holder: str, blob: bytes, size_bytes: int, addresses: Sequence[str]
     ) -> tuple[memoryview, bool]:
         """The content, and whether it came through shared memory.  MeshError if it did not come."""
-        node = self.node_of(holder)
+        node = self._owner() if holder == COORDINATOR_NODE else holder
         time_s = FETCH.of(size_bytes)
         try:
             async with asyncio.timeout(time_s):
@@ -72,7 +68,7 @@ class BlobFetcher:
         self._feed = feed
         self._tasks = Tasks()
         self._attempts: dict[int, asyncio.Task[None]] = {}
-        self._arriving: dict[bytes, tuple[str, asyncio.Task[None]]] = {}  # content: the node that was asked
+        self._arriving: dict[bytes, asyncio.Task[None]] = {}  # by its address
 
     def performers(self) -> Performers:
         return {
@@ -87,13 +83,12 @@ class BlobFetcher:
         return {FetchBlob: self._give}
 
     async def _give(self, link: Link, body: FetchBlob) -> Message:
-        """The content.  If it is on its way here, from another node than the one that asks, it is waited for: workers
-        that get the same weights at once have them from each other, and the coordinator sends them once.  Each attempt
-        to fetch it has a deadline (FETCH), and so has the request of the node that asks."""
-        while True:
-            node, arriving = self._arriving.get(body.blob, ("", None))
-            if arriving is None or arriving.done() or node == link.peer.node_id:
-                break
+        """The content.  If it is on its way here it is waited for: workers that get the same weights at once have them
+        from each other, and the coordinator sends them once.  Of two workers only the one of the greater id waits for
+        the other, so that no ring of workers that all lost it waits for itself.  Each attempt to fetch it has a
+        deadline (FETCH), and so has the request of the node that asks."""
+        waits = link.peer.role != "worker" or link.peer.node_id > self._node_id
+        while waits and (arriving := self._arriving.get(body.blob)) is not None and not arriving.done():
             await asyncio.wait([arriving])
         await self._store.find(body.blob)
         return await self._remote.exchange.serve(link, body)
@@ -104,12 +99,12 @@ class BlobFetcher:
             "fetching content", self._fetch(action), lambda error: self._feed(ev.BlobNotFound(action.attempt, error))
         )
         self._attempts[action.attempt] = task
-        self._arriving[action.blob] = self._remote.node_of(action.holder), task
+        self._arriving[action.blob] = task
         task.add_done_callback(lambda _: self._ended(action))
 
     def _ended(self, action: ev.Fetch) -> None:
         task = self._attempts.pop(action.attempt)
-        if self._arriving.get(action.blob, ("", None))[1] is task:  # no other holder was asked since
+        if self._arriving.get(action.blob) is task:  # no other holder was asked since
             del self._arriving[action.blob]
 
     def abandon(self, action: ev.AbandonFetch) -> None:
