@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -72,3 +73,24 @@ def test_a_disk_that_refuses_costs_the_trace_and_nothing_else(
     trace.flush()
     assert trace.full
     assert "kernels cannot be traced to" in capfd.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows limits no files")
+def test_a_disk_that_is_full_in_the_middle_of_a_write_leaves_what_was_there_before(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    import resource
+
+    path = tmp_path / "trace.json"
+    trace = made(path)
+    trace(Span((1, 0), "thread 0", 1.0, 2.0))
+    trace.flush()
+    before, limits = events(path), resource.getrlimit(resource.RLIMIT_FSIZE)
+    trace(Span((1, 0), "thread 0", 2.0, 3.0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 20, limits[1]))
+    try:
+        trace.flush()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert trace.full and events(path) == before
+    assert "ends here" in capfd.readouterr().err

@@ -7,6 +7,7 @@ machine share.  A lane of the engine, such as a thread, is a thread of the trace
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -93,6 +94,7 @@ class KernelTrace:
             if count:
                 self._write(BETWEEN + BETWEEN.join(waiting[:count]) + TAIL, self._end)
         except OSError as error:
+            self._close_list()
             self._stop(f"the trace {self._path} ends here: {error.strerror}")
         if count < len(waiting):
             self._stop(f"the trace {self._path} is full: later kernels are not in it")
@@ -113,6 +115,13 @@ class KernelTrace:
         while rest:
             rest = rest[os.write(self._file, rest) :]
         self._end = at + len(data) - len(TAIL)
+
+    def _close_list(self) -> None:
+        """Leave the file as it was before a write that failed half-way, over the tail: the disk has those bytes."""
+        with contextlib.suppress(OSError):
+            os.lseek(self._file, self._end, os.SEEK_SET)
+            os.write(self._file, TAIL)
+            os.ftruncate(self._file, self._end + len(TAIL))
 
     def _stop(self, why: str) -> None:
         self.full = True
