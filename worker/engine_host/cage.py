@@ -164,11 +164,13 @@ def _interpreter() -> Iterator[Path]:
         if folder.name in ("site-packages", "dist-packages") or folder.is_file():
             yield folder
         elif folder.is_dir():
-            yield from filter(_is_module, folder.iterdir())
+            with contextlib.suppress(OSError):  # nothing can be imported from where nothing can be listed
+                yield from filter(_is_module, folder.iterdir())
 
 
 def _is_module(path: Path) -> bool:
-    return path.suffix in _MODULES or (path / "__init__.py").is_file()
+    """Whether a file or folder is what may be imported.  One that is another user's is not, and costs no cage."""
+    return path.suffix in _MODULES or os.path.isfile(path / "__init__.py")
 
 
 def _drivers() -> Iterator[Path]:
