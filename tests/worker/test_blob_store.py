@@ -430,3 +430,23 @@ async def test_who_asks_for_another_size_than_content_has_takes_it_from_nobody(t
     held.pin([blob])
     assert await held.find(blob, 999) is None
     assert await held.find(blob, 1000) == "resident" and held.view(blob) is not None
+
+
+async def test_content_that_many_ask_for_at_once_is_checked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any worker may ask for it, as often as a link takes requests; threads are few, and hash for everybody."""
+    await put(store(tmp_path), 1, size_bytes=2 * MIB)
+    held, blob, checks = store(tmp_path), content(1, 2 * MIB)[0], []
+    is_sound = blob_store._is_sound
+
+    def counted(*args: Any) -> bool:
+        checks.append(args)
+        return is_sound(*args)
+
+    monkeypatch.setattr(blob_store, "_is_sound", counted)
+    asking = [asyncio.create_task(held.find(blob)) for _ in range(20)]
+    await asyncio.sleep(0)
+    asking[0].cancel()  # who asked first may be gone
+    assert set(await asyncio.gather(*asking[1:])) == {"disk"} and await held.find(blob) == "resident"
+    assert len(checks) == 1

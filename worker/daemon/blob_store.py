@@ -31,7 +31,7 @@ from wire.limits import GIB
 from wire.system import mapped_files
 from wire.system.private_folder import make_private
 from wire.system.tasks import Tasks, unheard
-from wire.transfer.content_exchange import off_loop
+from wire.transfer.content_exchange import OFF_LOOP_BYTES, off_loop
 from wire.units import size_text
 
 log = logging.getLogger("graph_mesh.worker")
@@ -74,6 +74,7 @@ class BlobStore:
         self._serial = itertools.count()
         self._tasks = Tasks()
         self._writing: dict[bytes, asyncio.Task[None]] = {}
+        self._checking: dict[bytes, asyncio.Task[bool]] = {}
         memory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self._disk:
             self._load_index(self._disk)
@@ -100,9 +101,7 @@ class BlobStore:
         was_checked = entry.checked
         path = self._path(entry, blob)
         sound = (size_bytes is None or size_bytes == entry.size_bytes) and (
-            os.path.exists(path)
-            if was_checked
-            else await off_loop(entry.size_bytes, _is_sound, path, blob, entry.size_bytes)
+            os.path.exists(path) if was_checked else await self._is_sound(path, blob, entry.size_bytes)
         )
         if self._entries.get(blob) is not entry:
             return None
@@ -117,6 +116,17 @@ class BlobStore:
         if entry.folder.durable and not was_checked:
             _touch(path)
         return "resident" if was_checked else "disk"
+
+    async def _is_sound(self, path: str, blob: bytes, size_bytes: int) -> bool:
+        """Whether a file has the content of this address: looked at once for all who ask at once."""
+        if size_bytes <= OFF_LOOP_BYTES:
+            return _is_sound(path, blob, size_bytes)
+        checking = self._checking.get(blob)
+        if checking is None:
+            work = asyncio.to_thread(_is_sound, path, blob, size_bytes)
+            checking = self._checking[blob] = self._tasks.run("checking content", work, unheard)
+            checking.add_done_callback(lambda _: self._checking.pop(blob))
+        return await asyncio.shield(checking)
 
     def path(self, blob: bytes) -> str:
         """The file that holds the content; BlobMissing.  It stays only while it is pinned."""
