@@ -450,3 +450,18 @@ async def test_content_that_many_ask_for_at_once_is_checked_once(
     asking[0].cancel()  # who asked first may be gone
     assert set(await asyncio.gather(*asking[1:])) == {"disk"} and await held.find(blob) == "resident"
     assert len(checks) == 1
+
+
+async def test_what_is_pinned_stays_so_where_its_file_went_and_it_was_stored_again(tmp_path: Path) -> None:
+    """By a user who cleans up: a plan still has it, for which nobody pins it a second time."""
+    held = store(tmp_path, disk_bytes_max=1500)
+    blob = await put(held, 1)
+    held.pin([blob])
+    os.unlink(held.path(blob))
+    assert await held.find(blob) is None
+    await put(held, 1)
+    await put(held, 2)
+    assert await held.find(blob) == "resident"
+    held.unpin([blob])
+    await put(held, 3)
+    assert await held.find(blob) is None, "it is the least recently used one, and nobody has it"

@@ -20,7 +20,7 @@ import logging
 import os
 import re
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +51,6 @@ class _Entry:
     keep: bool = True  # also when nothing pins it any more
     put: bool = False  # and not pinned since: its caller will
     put_s: float = 0.0  # when
-    pins: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -71,6 +70,7 @@ class BlobStore:
         self._memory = _Folder(memory, memory_bytes_max, durable=False)
         self._disk = _Folder(disk, disk_bytes_max, durable=True) if disk else None
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()  # least recently used first
+        self._pins: Counter[bytes] = Counter()  # also of what is gone, and comes again: others have it pinned still
         self._serial = itertools.count()
         self._tasks = Tasks()
         self._writing: dict[bytes, asyncio.Task[None]] = {}
@@ -176,7 +176,8 @@ class BlobStore:
 
     def _taken(self, folder: _Folder) -> str:
         """What a folder holds, for people."""
-        used = sum(entry.size_bytes for entry in self._entries.values() if entry.folder is folder and _in_use(entry))
+        held = [(blob, entry) for blob, entry in self._entries.items() if entry.folder is folder]
+        used = sum(entry.size_bytes for blob, entry in held if self._in_use(blob, entry))
         return f"{folder.path} may hold {size_text(folder.bytes_max)}, of which {size_text(used)} are in use"
 
     def keep(self, blob: bytes) -> None:
@@ -186,17 +187,20 @@ class BlobStore:
 
     def pin(self, blobs: Iterable[bytes]) -> None:
         for blob in blobs:
+            self._pins[blob] += 1
             if blob in self._entries:
-                self._entries[blob].pins += 1
                 self._entries[blob].put = False
 
     def unpin(self, blobs: Iterable[bytes]) -> None:
         for blob in blobs:
+            if blob not in self._pins:
+                continue
+            self._pins[blob] -= 1
+            if not self._pins[blob]:
+                del self._pins[blob]
             entry = self._entries.get(blob)
-            if entry is not None and entry.pins:
-                entry.pins -= 1
-                if not (entry.pins or entry.keep or entry.put):
-                    self._remove(blob)
+            if entry is not None and not (blob in self._pins or entry.keep or entry.put):
+                self._remove(blob)
 
     def discard(self, blobs: Iterable[bytes]) -> None:
         """Remove content that will not be pinned by whoever put it, at once or once nobody pins it, unless it is
@@ -206,7 +210,7 @@ class BlobStore:
             if entry is None:
                 continue
             entry.put = False
-            if not (entry.pins or entry.keep):
+            if not (blob in self._pins or entry.keep):
                 self._remove(blob)
 
     def free_memory(self) -> None:
@@ -241,7 +245,7 @@ class BlobStore:
         for blob, entry in list(self._entries.items()):
             if folder.used_bytes + size_bytes <= folder.bytes_max:
                 break
-            if entry.folder is folder and not _in_use(entry):
+            if entry.folder is folder and not self._in_use(blob, entry):
                 self._remove(blob)
         return folder.used_bytes + size_bytes <= folder.bytes_max
 
@@ -272,7 +276,9 @@ class BlobStore:
         return await asyncio.to_thread(mapped_files.settle) or evicted
 
     def _evict_all(self, folder: _Folder) -> bool:
-        unused = [blob for blob, entry in self._entries.items() if entry.folder is folder and not _in_use(entry)]
+        unused = [
+            blob for blob, entry in self._entries.items() if entry.folder is folder and not self._in_use(blob, entry)
+        ]
         removed = [self._remove(blob) for blob in unused]
         return any(removed)
 
@@ -290,15 +296,14 @@ class BlobStore:
         entry.folder.used_bytes -= entry.size_bytes
         return True
 
+    def _in_use(self, blob: bytes, entry: _Entry) -> bool:
+        """Whether it must stay: it is pinned, or it was put for a time and its pin is about to follow."""
+        return blob in self._pins or (entry.put and not entry.keep and time.monotonic() - entry.put_s < PUT_S_MAX)
+
     @staticmethod
     def _path(entry: _Entry, blob: bytes) -> str:
         """A string: see wire/system/atomic_files.py."""
         return os.path.join(entry.folder.path, blob.hex())
-
-
-def _in_use(entry: _Entry) -> bool:
-    """Whether it must stay: it is pinned, or it was put for a time and its pin is about to follow."""
-    return bool(entry.pins) or (entry.put and not entry.keep and time.monotonic() - entry.put_s < PUT_S_MAX)
 
 
 def _write_file(temporary: str, final: str, data: memoryview) -> None:
