@@ -12,8 +12,10 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import queue
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextvars import Token
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -503,14 +505,15 @@ class Mesh:
                 raise InputError(
                     f"{value_text(job)} is no job", next_step="submit() gives jobs, and a session's step() steps"
                 )
-        waiting = {job._waiter.arrived: place for place, job in enumerate(jobs)}
-        while waiting:
-            if not any(arrived.done() for arrived in waiting):
+        ends = _Ends(self._async)
+        for place, job in enumerate(jobs):
+            job._waiter.arrived.add_done_callback(partial(ends.add, place))
+        for _ in jobs:
+            if ends.places.empty():
                 self._loop.check_may_wait()
-                self._loop.call_soon(self._attend_any, [jobs[place]._waiter for place in waiting.values()])
-                concurrent.futures.wait(waiting, return_when=concurrent.futures.FIRST_COMPLETED)
-            for arrived in [future for future in waiting if future.done()]:
-                yield waiting.pop(arrived)
+                if self._async._backend.simulates:
+                    self._loop.call_soon(ends.attend)
+            yield ends.places.get()
 
     def session(
         self,
@@ -795,18 +798,6 @@ class Mesh:
             Compiled(work.graph, CallOptions(work.strategy)), inputs, work
         ).value(None)
         return outputs
-
-    def _attend_any(self, waiters: Sequence[_Waiter]) -> None:
-        """Let simulated time flow until one of these waiters has a result.  It runs on the loop."""
-        one: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-
-        def ended() -> None:
-            if not one.done():
-                one.set_result(None)
-
-        for waiter in waiters:
-            waiter.on_end(ended)
-        self._async.attend(Started(one, dict, one.cancel))
 
     def _take_room(self, room: ArgumentRoom, size_bytes: int) -> None:
         """Return once there is room for arguments."""
@@ -1207,13 +1198,6 @@ class _Waiter:
         error = self.arrived.exception()
         return "done" if error is None else f"failed: {type(error).__name__}"
 
-    def on_end(self, call: Callable[[], object]) -> None:
-        """Call this once there is a result, which may be now.  It runs on the loop."""
-        if self._started is None:
-            call()
-        else:
-            self._started.outputs.add_done_callback(lambda _: call())
-
     def cancel(self) -> None:
         with contextlib.suppress(ConfigError):  # the mesh is closed, and its calls with it
             self._mesh._loop.call_soon(lambda: self._started.cancel() if self._started else None)
@@ -1242,6 +1226,27 @@ class _Waiter:
             self.arrived.set_exception(error)
         else:
             self.arrived.set_result(outputs.result())
+
+
+class _Ends:
+    """The places of calls in a sequence, in the order in which they end."""
+
+    def __init__(self, mesh: AsyncMesh) -> None:
+        self.places: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._mesh = mesh
+        self._next: asyncio.Future[None] | None = None
+
+    def add(self, place: int, _: object) -> None:
+        """One has ended.  It runs on the loop, or before anybody waits."""
+        self.places.put(place)
+        if self._next is not None and not self._next.done():
+            self._next.set_result(None)
+
+    def attend(self) -> None:
+        """Let simulated time flow until the next one ends, since a thread waits for it.  It runs on the loop."""
+        if self.places.empty():
+            self._next = asyncio.get_running_loop().create_future()
+            self._mesh.attend(Started(self._next, dict, self._next.cancel))
 
 
 def _loop_for(config: MeshConfig) -> asyncio.AbstractEventLoop:
