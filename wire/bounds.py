@@ -494,6 +494,14 @@ GRAPHS = Bound(
     "The one that was used longest ago is forgotten, unless a plan has it.",
     most=64 * MIB,
 )
+SUSPENDED_RUNS = Bound(
+    "worker",
+    "Runs of a device that are suspended while others compute there. Each takes the memory that it works with.",
+    WAITS,
+    "No part begins there until a suspended run is over, nor one that has no room beside them.",
+    unit="runs",
+    most=16,
+)
 FETCHES = Bound(
     "worker", "Contents that are fetched at once.", WAITS, "Others wait in the queue.", unit="contents", most=8
 )

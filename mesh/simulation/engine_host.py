@@ -104,6 +104,7 @@ class SimulatedHost:
         self._rendezvous = rendezvous
         self._gangs: dict[int, hm.RankOf] = {}  # of what is prepared
         self._aside: hm.ExecutePart | None = None  # a part that waits for the other ranks of its gang
+        self._suspended: dict[int, tuple[hm.ExecutePart, float, float]] = {}  # runs: the seconds left, and in all
         self._work: dict[int, tuple[int, int]] = {}  # flops and bytes of what is prepared
         self._ops: dict[int, set[str]] = {}
         self._over = False
@@ -149,6 +150,25 @@ class SimulatedHost:
             self._aside = None
             self._next()
 
+    def suspend_run(self, run: int) -> None:
+        """Suspend a run that has loops, if it runs now (`EngineHost.suspend_run`)."""
+        message = self._waiting[0] if self._busy is not None and run == self._running else None
+        if isinstance(message, hm.ExecutePart) and not self._hangs and self._has_loops(message.prepared):
+            assert self._busy is not None
+            self._busy.cancel()
+            self._suspended[run] = message, self._busy.when() - self._loop.time(), self._took_s
+            self._busy = self._loop.call_later(ANSWER_S, self._suspend)
+
+    def resume_run(self, run: int, stop: bool) -> None:
+        """Go on with a suspended run, or give it up (`EngineHost.resume_run`)."""
+        if stop:
+            self.stop_run(run)
+        if not self._over:
+            self._watchdog.resumed(self._loop.time(), run)
+            self._check_later()
+            self._waiting.append(hm.Resume(run))
+            self._next()
+
     def kill(self) -> None:
         """End the host (`EngineHost.kill`)."""
         self._over = True
@@ -169,13 +189,30 @@ class SimulatedHost:
         """End what runs, if it was stopped and the device does not hang: then the answer comes once that is over."""
         if self._busy is not None and self._running and self._running == self._stopped and not self._hangs:
             self._busy.cancel()
+            self._suspended.pop(self._running, None)  # it was about to be
             self._busy = self._loop.call_later(ANSWER_S, self._done)
+
+    def _suspend(self) -> None:
+        self._busy = None
+        message = self._waiting.popleft()
+        assert isinstance(message, hm.ExecutePart)
+        self._watchdog.suspended(self._loop.time(), message.run)
+        self._on_message(self, hm.Suspended(message.run, self._machine.memory_bytes))
+        self._next()
+
+    def _has_loops(self, prepared: int) -> bool:
+        return not self._ops.get(prepared, set()).isdisjoint(("while", "scan"))
 
     def _next(self) -> None:
         if self._busy is not None or self._aside is not None or self._over or not self._waiting:
             return
         message = self._waiting[0]
         if self._hangs:
+            return
+        if isinstance(message, hm.Resume):
+            self._waiting[0], left_s, self._took_s = self._suspended.pop(message.run)
+            self._running = message.run
+            self._busy = self._loop.call_later(ANSWER_S if message.run == self._stopped else left_s, self._done)
             return
         self._running = message.run if isinstance(message, hm.ExecutePart | hm.ExplainPart) else 0
         given_up = self._running and self._running == self._stopped  # while the device hung

@@ -92,20 +92,21 @@ async def greed(remote: Remote, jobs: int, size_bytes: int) -> None:
 
 
 def on(worker: str) -> str:
-    """Placed on one worker: a device does one part at a time, so an endless one keeps it."""
+    """Placed on one worker."""
     return text_of(DeviceMap().layer("", worker))
 
 
-async def starts(remote: Remote) -> None:
-    """A call of another client begins on a worker that is free."""
+async def starts(remote: Remote, strategy: str, worker: str) -> None:
+    """A call of another client begins on this worker, and ends."""
     graph = trace(lambda x: mnp.sum(mnp.tanh(x)) * 2, np.ones(100_000, np.float32))
-    with within(STARTS_S, "the call of another client begins"):
-        job = await remote.submit(graph, {"x": np.ones(100_000, np.float32)}, {}, strategy="auto", detach=True)
-        while not any(" began two: " in line for line in (await remote.jobs(job))[0].log):
+    with within(STARTS_S, f"the call of another client begins on {worker}"):
+        job = await remote.submit(graph, {"x": np.ones(100_000, np.float32)}, {}, strategy=strategy, detach=True)
+        while not any(f" began {worker}: " in line for line in (await remote.jobs(job))[0].log):
             await asyncio.sleep(0.02)
     await remote.result(job)
     (report,) = await remote.jobs(job)
-    assert not [line for line in report.log if " began one: " in line], "what others have begun is not told"
+    began = [line for line in report.log if " began " in line]
+    assert all(f" began {worker}: " in line for line in began), "what others have begun is not told"
 
 
 def greedy(tmp_path: Path, jobs: int, size_bytes: int, far: bool, growth_bytes_max: int) -> None:
@@ -138,7 +139,8 @@ def greedy(tmp_path: Path, jobs: int, size_bytes: int, far: bool, growth_bytes_m
             states = [report.state for report in ann.ask(lambda remote: remote.jobs())]
             assert states.count("running") == JOBS_RUNNING.most and states.count("queued") == jobs
             time.sleep(2 * HELD_S)  # of a part that never ends, which holds a device
-            bob.ask(starts)
+            bob.ask(lambda remote: starts(remote, "auto", "two"))  # which is free
+            bob.ask(lambda remote: starts(remote, on("one"), "one"))  # where endless parts take turns
             print(
                 f"the coordinator had {before / MIB:.0f} MiB, and at most {most / MIB:.0f}, in the end "
                 f"{resident_bytes(pid) / MIB:.0f}, {jobs} jobs with {size_bytes / MIB:.0f} MiB each"

@@ -33,7 +33,7 @@ from wire.system.memory import default_budget
 from ..compiler.inline_composites import inline_composites
 from ..engine.donation import Lent
 from ..engine.kernel_rows import KernelRow, KernelRows, Key, Span, Spans, computed, executable_number, read_bytes
-from ..engine.protocol import Collectives, EngineInfo, Measured, Pending, Stopped, never
+from ..engine.protocol import Collectives, EngineInfo, Measured, Pending, Stopped, interrupted, never
 from .control import CONTROL, Several
 from .elementwise import ELEMENTWISE, IN_PLACE, Kernel
 from .inplace_analysis import FUSED, UPDATED_BYTES_MIN, Branches, spare
@@ -448,7 +448,7 @@ class _Run:
             if index is not None:
                 values[index] = array
         for call in executable.calls:
-            if self.stopped():
+            if interrupted(self.stopped):
                 raise Cancelled("the run was stopped")
             if isinstance(call, _Fused):
                 self._run_fused(call, in_flight, values)
@@ -495,7 +495,7 @@ class _Run:
 
     def _turned(self, call: _Turn, operands: list[HostArray]) -> list[HostArray]:
         def perform(name: str, given: list[HostArray]) -> list[HostArray]:
-            if self.stopped():
+            if interrupted(self.stopped):
                 raise Cancelled("the run was stopped")
             return self.outputs(call.graphs[name], given)  # rows of canonical arrays are canonical
 

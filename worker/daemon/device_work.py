@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import chain
 
+from wire.bounds import SUSPENDED_RUNS
 from wire.errors import LOG_LINES_MAX, MeshError, from_fields
 from wire.protocol.messages import DeviceReport, Devices, Message
 from wire.system.shared_memory import SharedDir, remove
@@ -24,7 +25,7 @@ from .snapshot_writer import SnapshotWriter
 from .tensor_refs import host_inputs_of, made_of
 
 log = logging.getLogger("graph_mesh.worker")
-PARTS_MAX = 2  # that a host has at once: one to run, and the one that follows (worker/state/device_queue.py)
+PARTS_MAX = 2 + SUSPENDED_RUNS.most  # that a host has: one to run, the one that follows, and those it suspended
 
 
 class DeviceWork:
@@ -63,6 +64,8 @@ class DeviceWork:
             ev.ExplainPart: self._explain,
             ev.Unbind: self._unbind,
             ev.StopRun: lambda action: self._hosts.hosts[action.device].stop_run(action.run),
+            ev.SuspendRun: lambda action: self._hosts.hosts[action.device].suspend_run(action.run),
+            ev.ResumeRun: lambda action: self._hosts.hosts[action.device].resume_run(action.run, action.stop),
             ev.StartHost: lambda action: self._shell.begin(action, self._hosts.restart(action.device)),
             ev.MakeBlob: self._snapshots.begin,
             ev.Release: self.release,
@@ -140,6 +143,8 @@ class DeviceWork:
                 self._shell.feed(ev.PartExecuted(run, made, compute_s, *costs, *sizes))
             case hm.ExecuteFailed(run, error):
                 self._shell.feed(ev.ExecuteFailed(run, from_fields(error)))
+            case hm.Suspended(run, room_bytes):
+                self._shell.feed(ev.RunSuspended(run, room_bytes))
             case hm.Explained(run):
                 self._shell.feed(ev.PartExplained(run, explained_of(message, self.reports[device])))
             case hm.Exported():
@@ -147,8 +152,8 @@ class DeviceWork:
             case hm.Prepared(prepared, compile_s, from_cache, working_bytes, untuned):
                 self._tuner.met(host.selection, self.reports[device], untuned)
                 self._shell.feed(ev.PartPrepared(prepared, compile_s, from_cache, working_bytes))
-            case hm.PrepareFailed(prepared, error):
-                self._shell.feed(ev.PrepareFailed(prepared, from_fields(error)))
+            case hm.PrepareFailed(prepared, error, postponed):
+                self._shell.feed(ev.PrepareFailed(prepared, from_fields(error), postponed))
 
     def on_lost(self, host: EngineHost, error: MeshError) -> None:
         """A host died, or hangs."""

@@ -53,6 +53,12 @@ class EngineHost(Protocol):
     def stop_run(self, run: int) -> None:
         """Have it give up a run it may be computing; it answers it all the same."""
 
+    def suspend_run(self, run: int) -> None:
+        """Have it suspend a run it may be computing; it answers Suspended, or as if it had not been asked."""
+
+    def resume_run(self, run: int, stop: bool) -> None:
+        """Have it go on with a suspended run, or give it up; it answers it."""
+
     def kill(self) -> None:
         """End it, whatever it does; `on_lost` is not called."""
 

@@ -43,8 +43,8 @@ class Open(_Message, frozen=True, array_like=True, tag=True):
     `memory_bytes` is the budget for params and working memory, and `threads` is how many compute (0: what the engine
     says).  The engine may keep kernels in `cache_dir`.  Measurements of devices are in `measured_dir`.  Outputs are
     left in the daemon's `shared_dir`.  Its file `stop_file` holds the number of the run to stop (8 bytes,
-    little-endian): while it computes, the host reads no messages, but it looks there.  The host sends Alive every
-    `beat_s`, and ends when `parent_pid` is no longer its parent.
+    little-endian), or to suspend (`worker/engine_host/suspension.py`): while it computes, the host reads no messages,
+    but it looks there.  The host sends Alive every `beat_s`, and ends when `parent_pid` is no longer its parent.
     """
 
     device: str
@@ -155,6 +155,12 @@ class ExecutePart(_Message, frozen=True, array_like=True, tag=True):
     directories: tuple[str, ...] = ()
 
 
+class Resume(_Message, frozen=True, array_like=True, tag=True):
+    """Go on with a suspended run."""
+
+    run: int
+
+
 class ExplainPart(_Message, frozen=True, array_like=True, tag=True):
     """Tell the kernels of a part, and run it a few times with inputs of the host's own, in place of run `run`.
     Answered by Explained, or as a run that failed.  The texts are of one kernel, or of all if `kernel` is None."""
@@ -220,8 +226,8 @@ class FreeUnused(_Message, frozen=True, array_like=True, tag=True):
 
 
 ToHost = (
-    Open | PreparePart | Unprepare | Unbind | ExecutePart | ExplainPart | Tune | Listen | Connect | Forget | Export
-    | FreeUnused
+    Open | PreparePart | Unprepare | Unbind | ExecutePart | Resume | ExplainPart | Tune | Listen | Connect | Forget
+    | Export | FreeUnused
 )  # fmt: skip
 
 
@@ -266,6 +272,7 @@ class Prepared(_Message, frozen=True, array_like=True, tag=True):
 class PrepareFailed(_Message, frozen=True, array_like=True, tag=True):
     prepared: int
     error: dict[str, str]
+    postponed: bool = False  # it has room once suspended runs are over
 
 
 class Output(Struct, frozen=True, array_like=True):
@@ -289,6 +296,13 @@ class Executed(_Message, frozen=True, array_like=True, tag=True):
     sent_bytes: int = 0  # to other ranks
     uploaded_bytes: int = 0  # from the host's memory to the device's
     readback_bytes: int = 0  # and back
+
+
+class Suspended(_Message, frozen=True, array_like=True, tag=True):
+    """A run that was to be suspended is.  There is room for one that needs `room_bytes` beside all that are."""
+
+    run: int
+    room_bytes: int
 
 
 class ExecuteFailed(_Message, frozen=True, array_like=True, tag=True):
@@ -345,8 +359,8 @@ class Alive(_Message, frozen=True, array_like=True, tag=True):
 
 
 FromHost = (
-    Opened | OpenFailed | Prepared | PrepareFailed | Executed | ExecuteFailed | Explained | TuneDone | Exported
-    | BuffersChanged | Listening | Disconnected | Alive
+    Opened | OpenFailed | Prepared | PrepareFailed | Executed | Suspended | ExecuteFailed | Explained | TuneDone
+    | Exported | BuffersChanged | Listening | Disconnected | Alive
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

@@ -29,6 +29,18 @@ def never() -> bool:
     return False
 
 
+def interrupted(stopped: Stopped, settle: Callable[[], object] | None = None) -> bool:
+    """`stopped()`, asked by the thread that computes, between two kernels or turns of a loop.
+
+    Here a run may be suspended, which takes a while: its engine runs others meanwhile.  Before that `settle` is called,
+    which has the device do what is recorded.
+    """
+    suspend = getattr(stopped, "suspend", None)
+    if suspend is not None:
+        suspend(settle)
+    return stopped()
+
+
 class Pending(Protocol):
     """A collective in flight."""
 

@@ -5,8 +5,9 @@ that hangs or a kill for memory ends this process and not the daemon.  It gives 
 (`cage.py`), and opens no sockets: those for the tensors of collectives its daemon hands to it.  It knows no plans,
 steps or other nodes: it binds params to compiled parts and runs them.
 
-The main thread reads, computes and answers.  A second one sends heartbeats meanwhile, and ends the process when the
-daemon is gone.  `host_client.py` starts it, and sends an Open message first.
+The main thread reads, computes and answers; while a run of its is suspended, another one does (`suspension.py`).  A
+second one sends heartbeats meanwhile, and ends the process when the daemon is gone.  `host_client.py` starts it, and
+sends an Open message first.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ from ..engine.protocol import (
 from .cage import Cage
 from .explanation import Texts, explanation, know
 from .kernel_trace import KernelTrace
+from .suspension import Figures, Interrupts, NoRoomYet, Suspension
 
 EXECUTABLES_MAX = HOST_PARTS.most
 EXECUTABLES_BYTES_MAX = HOST_CODE.most  # drivers hold megabytes per kernel
@@ -117,18 +119,31 @@ def main(adapt: Callable[[Engine, Measured], tuple[Engine, messages.Device]] = _
     shared = SharedDir.attach(Path(opening.shared_dir))
     engine, device = adapt(engine, measured(engine, Path(opening.measured_dir)))
     handed = Handed(opening.descriptors) if opening.descriptors >= 0 else None
+
+    def serve() -> None:
+        """Take messages until one resumes a run of another thread."""
+        for message in incoming:
+            if isinstance(message, messages.Resume):
+                if suspension.resume(message.run):
+                    return
+                continue
+            answer = host.handle(message)
+            host.flush_trace()
+            if answer is not None:
+                pipe.send(answer)
+            if host.lost:
+                sys.stderr.flush()
+                os._exit(1)
+        os._exit(0)  # the daemon is gone; drivers may take their time to unload
+
+    suspension = Suspension(serve)
     host = Host(
-        engine, shared, stop_cell, opening.memory_bytes, pipe.send, trace=_trace(opening, engine), handed=handed
-    )
+        engine, shared, stop_cell, opening.memory_bytes, pipe.send, trace=_trace(opening, engine), handed=handed,
+        suspend=suspension.suspend,
+    )  # fmt: skip
     pipe.send(messages.Opened(device, cage=cage.layers))
-    for message in incoming:
-        answer = host.handle(message)
-        host.flush_trace()
-        if answer is not None:
-            pipe.send(answer)
-        if host.lost:
-            sys.exit(1)
-    os._exit(0)  # the daemon is gone; drivers may take their time to unload
+    serve()
+    threading.Event().wait()  # other threads compute and end the process
 
 
 class Pipe:
@@ -211,16 +226,6 @@ class _Result:
     array: NDArray[Any] | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Figures:
-    """The time, and what the engine has moved so far."""
-
-    at_s: float
-    readback_s: float
-    uploaded_bytes: int
-    readback_bytes: int
-
-
 class Host:
     """Compiles and runs parts, and owns what stays between runs: executables, resident tensors, kept tensors, arenas.
 
@@ -237,8 +242,12 @@ class Host:
         arenas_bytes_max: int = ARENAS_BYTES_MAX,
         trace: KernelTrace | None = None,
         handed: Handed | None = None,
+        suspend: Callable[[int], None] | None = None,
     ) -> None:
+        """`suspend` waits in the thread of a run until it is resumed."""
         self.lost = False
+        self._send, self._suspend = send, suspend
+        self._suspended: dict[int, tuple[frozenset[ParamKey], int]] = {}  # runs: params they read, working memory
         self._arenas_bytes_max = arenas_bytes_max
         self._notify = partial(send, messages.BuffersChanged())
         self._progress, self._connector = Progress(), Connector(send, shared.path, handed)
@@ -307,7 +316,8 @@ class Host:
             self._bind(message, graph, executable)
             self._tell_spilled()
         except Exception as error:
-            return messages.PrepareFailed(message.prepared, self._as_mesh_error(error).to_fields())
+            fields = self._as_mesh_error(error).to_fields()
+            return messages.PrepareFailed(message.prepared, fields, isinstance(error, NoRoomYet))
         took_s, from_cache = time.perf_counter() - started, known or executable.from_cache
         untuned = untuned_classes(self._engine, executable)
         return messages.Prepared(message.prepared, took_s, from_cache, executable.memory_bytes, untuned)
@@ -388,6 +398,7 @@ class Host:
         self._free_spare_for(size_bytes + working_bytes, kept_bytes)
         self._evict_for_outputs(size_bytes + working_bytes)
         need, budget = self._resident_bytes + size_bytes + working_bytes, self._memory_bytes - kept_bytes
+        need += self._suspended_bytes
         need += self._arenas_bytes if self._shares_memory else 0
         while self._unused and (need > budget or len(self._unused) > UNUSED_MAX):
             need -= self._evict(self._unused.popitem(last=False)[0])
@@ -397,7 +408,8 @@ class Host:
             need -= self._unload(longest_ago)
         if need > budget:
             kept = f", beside {size_text(kept_bytes)} that are kept for other workers" if kept_bytes else ""
-            raise OutOfMemory(
+            kind = NoRoomYet if need - self._suspended_bytes <= budget else OutOfMemory
+            raise kind(
                 f"the part needs {need_text(need)} of device memory, the budget is {room_text(budget)}{kept}",
                 next_step="Give the worker a larger --max-memory, or more workers",
             )
@@ -415,7 +427,7 @@ class Host:
 
     def _lacking(self, need_bytes: int, kept_bytes: int) -> int:
         """The bytes that the budget lacks for a need, beside all that there is and what the daemon keeps."""
-        taken = self._resident_bytes + spare_bytes(self._engine) + held_bytes(self._engine)
+        taken = self._resident_bytes + spare_bytes(self._engine) + held_bytes(self._engine) + self._suspended_bytes
         if self._shares_memory:
             taken += self._arenas_bytes + self._kept.size_bytes + kept_bytes
         return taken + need_bytes - self._memory_bytes
@@ -423,7 +435,8 @@ class Host:
     def _idle(self) -> _Resident | None:
         """The param that was read longest ago, of those that may be spilled."""
         loaded = ((key, resident) for key, resident in self._resident.items() if resident.handle is not None)
-        return next((resident for key, resident in loaded if key not in self._reading), None)
+        read = self._reading.union(*(reading for reading, _ in self._suspended.values()))
+        return next((resident for key, resident in loaded if key not in read), None)
 
     def _spill(self) -> bool:
         """Make room for an engine that is short of memory in the middle of something."""
@@ -446,6 +459,7 @@ class Host:
     def _evict_for_outputs(self, need_bytes: int) -> None:
         """Evict unused tensors, oldest first, and spill idle ones: otherwise the engine would move kept outputs to the
         host's memory."""
+        need_bytes += self._suspended_bytes
         while self._resident_bytes + held_bytes(self._engine) + need_bytes > self._memory_bytes:
             if self._unused:
                 self._evict(self._unused.popitem(last=False)[0])
@@ -504,13 +518,10 @@ class Host:
     # -- execute
 
     def _execute(self, message: messages.ExecutePart) -> messages.FromHost:
-        number, ranks = message.run.to_bytes(STOP_BYTES, "little"), None
-
-        def stopped() -> bool:
-            return self._stop_cell == number
-
+        ranks = None
         try:
             prepared = self._prepared[message.prepared]
+            stopped = Interrupts(self._stop_cell, message.run, partial(self._suspend_run, prepared))
             self._check_left(message.inputs)
             ranks = self._ranks(message, prepared, stopped)
             self._reading = frozenset(prepared.params.values())
@@ -520,14 +531,14 @@ class Host:
             self._free_spare_for(prepared.executable.memory_bytes, kept_bytes)
             self._evict_for_outputs(prepared.executable.memory_bytes)
             self._tell_spilled()
-            before = self._figures()
+            before = self._figures() - stopped.away
             results = self._run(prepared, inputs, stopped, ranks, message.outputs)
             waited_s, copy_s, sent_bytes = ranks.costs if ranks is not None else (0.0, 0.0, 0)
-            now = self._figures()
+            now = self._figures() - stopped.away
             lent = {value.kept: inputs[value.position] for value in message.inputs if value.kept}
             del inputs
             outputs = self._deliver_all(results, message.outputs, lent)
-            encode_s = time.perf_counter() - now.at_s + copy_s
+            encode_s = time.perf_counter() - stopped.away.at_s - now.at_s + copy_s
         except Exception as error:
             return self._fail(error, message, ranks)
         compute_s, exchange_s = now.at_s - before.at_s - waited_s, max(0.0, waited_s - copy_s)
@@ -536,8 +547,34 @@ class Host:
             now.uploaded_bytes - began.uploaded_bytes, now.readback_bytes - began.readback_bytes,
         )  # fmt: skip
 
-    def _figures(self) -> _Figures:
-        return _Figures(time.perf_counter(), readback_s(self._engine), *moved_bytes(self._engine))
+    def _suspend_run(self, prepared: _Prepared, run: int) -> Figures:
+        """Suspend a run, in its thread, until the daemon resumes it; a rank goes on, since others wait for it.  Returns
+        what passed, and what other runs moved, meanwhile."""
+        if self._suspend is None or prepared.gang is not None:
+            return Figures()
+        reading, left = self._reading, self._figures()
+        self._suspended[run] = reading, prepared.executable.memory_bytes
+        self._send(messages.Suspended(run, self._room_bytes))
+        self._suspend(run)
+        del self._suspended[run]
+        self._reading = reading
+        return self._figures() - left
+
+    @property
+    def _suspended_bytes(self) -> int:
+        return sum(working_bytes for _, working_bytes in self._suspended.values())
+
+    @property
+    def _room_bytes(self) -> int:
+        """The memory that a further run may work with, where all params of prepared parts are on the device."""
+        parts = self._prepared.values()
+        kept_bytes = max((part.kept_bytes for part in parts), default=0) if self._shares_memory else 0
+        params_bytes = sum(resident.size_bytes for resident in self._resident.values() if resident.users)
+        needed = params_bytes - self._resident_bytes - spare_bytes(self._engine)  # what could be freed is room
+        return max(0, -self._lacking(needed, kept_bytes))
+
+    def _figures(self) -> Figures:
+        return Figures(time.perf_counter(), readback_s(self._engine), *moved_bytes(self._engine))
 
     def _fail(
         self, error: Exception, message: messages.ExecutePart, ranks: RankCollectives | None

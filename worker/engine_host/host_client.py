@@ -40,7 +40,9 @@ from ..engine.host_messages import (
     Prepared,
     PrepareFailed,
     PreparePart,
+    Resume,
     Splitter,
+    Suspended,
     ToHost,
     Tune,
     TuneDone,
@@ -48,6 +50,7 @@ from ..engine.host_messages import (
     unpack_from_host,
     with_descriptors,
 )
+from .suspension import suspend_mark
 from .watchdog import Watchdog, loss_of
 
 log = logging.getLogger("graph_mesh.worker")
@@ -136,7 +139,9 @@ class HostProcess(asyncio.SubprocessProtocol):
                 self._loop.call_soon(self._write)
             self._forgotten += message.kept
             return
-        if isinstance(message, _ANSWERED):
+        if isinstance(message, Resume):
+            self._watchdog.resumed(self._loop.time(), message.run)
+        elif isinstance(message, _ANSWERED):
             run = 0 if isinstance(message, (PreparePart, Export)) else message.run
             self._watchdog.asked(self._loop.time(), run, brief=isinstance(message, Export))
         self._write(pack(message))
@@ -145,6 +150,18 @@ class HostProcess(asyncio.SubprocessProtocol):
         """Have the child give up a run it may be computing; it answers it all the same."""
         self._stop_cell[:] = run.to_bytes(STOP_BYTES, "little")
         self._watchdog.stopped(self._loop.time(), run)
+
+    def suspend_run(self, run: int) -> None:
+        """Have the child suspend a run that it may be computing, and go on with what it is asked next."""
+        self._stop_cell[:] = suspend_mark(run)
+
+    def resume_run(self, run: int, stop: bool) -> None:
+        """Have the child go on with a suspended run, or give it up."""
+        if stop:
+            self.stop_run(run)
+        else:
+            self._stop_cell[:] = bytes(STOP_BYTES)
+        self.send(Resume(run))
 
     def kill(self) -> None:
         """End the child, whatever it does; `on_lost` is not called."""
@@ -215,7 +232,9 @@ class HostProcess(asyncio.SubprocessProtocol):
                 self.opened.set_result(message)
             self._check_later()
             return
-        if isinstance(message, _ANSWERS):
+        if isinstance(message, Suspended):
+            self._watchdog.suspended(self._loop.time(), message.run)
+        elif isinstance(message, _ANSWERS):
             self._watchdog.answered(self._loop.time())
         self._on_message(self, message)
 

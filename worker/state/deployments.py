@@ -151,10 +151,28 @@ class Deployments:
         plan, part = self._end_prepare(event.prepared, now)
         if plan is None:
             return []
+        if event.postponed:
+            self._devices[plan.parts[part].device].postponed.append((plan.key, part))
+            return []
         if isinstance(event.error, GraphError):
             self._graphs.remove(plan.parts[part].graph)
         event.error.part = str(part)
         return self.fail(plan, event.error, now)
+
+    def prepare_postponed(self, now: float) -> list[ev.Action]:
+        """Prepare what had no room beside suspended runs, where these are over."""
+        actions: list[ev.Action] = []
+        for device in self._devices:
+            if not device.postponed or device.given or not device.recovery.up:
+                continue
+            for key, part in device.postponed:
+                plan = self._plans.get(key)
+                number = plan.prepared.get(part) if plan is not None else None
+                if plan is not None and number is not None:
+                    device.prepare(number, key, part, now)
+                    actions.append(plan.prepare(plan.parts[part], number, kept_bytes(self._plans.values())))
+            device.postponed.clear()
+        return actions
 
     def _end_prepare(self, number: int, now: float) -> tuple[Plan | None, int]:
         """The plan and part of a prepare that is over; the plan is None if nobody waits for it."""

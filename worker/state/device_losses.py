@@ -92,6 +92,7 @@ class DeviceLosses:
         device = self._shared.devices[index]
         device.restoring.clear()
         device.preparing.clear()
+        device.postponed.clear()
         actions: list[ev.Action] = []
         for plan in list(self._shared.plans.values()):
             for number in [number for number, step in plan.steps.items() if step.needs(index)]:

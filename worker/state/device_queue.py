@@ -2,22 +2,24 @@
 
 A host does what it is given one by one: parts to prepare, a part to run, and, in a session, the part that follows, so
 that it need not wait for the daemon in between.  Run numbers and prepare numbers come from one counter, so the smallest
-is what the host does now.  `since_s` is when it began with that.
+is what the host does now.  `since_s` is when it began with that, or went on with it (`time_slices.py`).
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from wire.protocol.messages import PlanKey, Working
 
 from .device_recovery import DeviceRecovery
 from .events import RunInput
+from .time_slices import SUSPENDED_MAX, IssuedRun, TimeSlices
 
 Entry = tuple[PlanKey, int, int]  # plan, step, part
+TIME_SLICE_S = 0.25  # far longer than it takes to suspend a run, and short for a person who waits
 
 
 @dataclass(slots=True)
@@ -27,20 +29,21 @@ class DeviceQueue:
 
     ready: deque[Entry] = field(default_factory=deque)
     ordered: deque[Entry] = field(default_factory=deque)
-    issued: deque[tuple[int, tuple[RunInput, ...]]] = field(
-        default_factory=deque
-    )  # runs that the host has, with inputs
+    issued: deque[IssuedRun] = field(default_factory=deque)  # runs that the host has, but for suspended ones
+    slices: TimeSlices = field(default_factory=TimeSlices)
+    slice_s: float = TIME_SLICE_S
     begun: bool = False  # whether the first issued run has begun and `just_begun` has not been asked since
     unreported: bool = False  # the coordinator does not know that the run has begun
     since_s: float = 0.0  # when the host began with what it does now
     preparing: dict[int, tuple[PlanKey, int]] = field(default_factory=dict)  # parts (plan, part) the host is to prepare
+    postponed: list[tuple[PlanKey, int]] = field(default_factory=list)  # parts that fit once suspended runs are over
     restoring: set[int] = field(default_factory=set)  # numbers of parts of deployed plans that a new host lacks
     recovery: DeviceRecovery = field(default_factory=DeviceRecovery)
 
     @property
     def running(self) -> int | None:
         """The number of the run that the host does."""
-        return self.issued[0][0] if self.issued else None
+        return self.issued[0].number if self.issued else None
 
     @property
     def serves(self) -> bool:
@@ -60,9 +63,62 @@ class DeviceQueue:
         later = set(itertools.islice(self.ordered, 1, None))
         return next((entry for entry in self.ready if entry not in later), None)
 
-    def take(self) -> Entry | None:
-        """Remove and return the next part, if the device is idle."""
-        return self._remove(self.next) if self.idle else None
+    def take(self, working_bytes: Callable[[Entry], int]) -> Entry | None:
+        """Remove and return the next part, if the device is idle and a suspended run does not go on first."""
+        entry = self.next if self.idle else None
+        return self._remove(entry) if entry is not None and self._may_begin(entry, working_bytes) else None
+
+    def _may_begin(self, entry: Entry, working_bytes: Callable[[Entry], int]) -> bool:
+        slices = self.slices
+        return not slices.suspended or (not slices.resume_first and slices.has_room(working_bytes(entry)))
+
+    def resume(self, now: float) -> IssuedRun | None:
+        """The suspended run that goes on now, if the device is idle otherwise."""
+        if not (self.slices.suspended and self.idle and not self.preparing):
+            return None
+        run = self.slices.resume()
+        self.issued.append(run)
+        self.since_s = now
+        return run
+
+    def slice_over(self, now: float, working_bytes: Callable[[Entry], int]) -> int | None:
+        """The run that is to be suspended now; its host is asked once."""
+        ends_s = self.slice_ends_s(working_bytes)
+        if ends_s is None or now < ends_s:
+            return None
+        self.slices.asked = self.issued[0].number
+        return self.slices.asked
+
+    def slice_ends_s(self, working_bytes: Callable[[Entry], int]) -> float | None:
+        """The time at which the run is to be suspended; None if nothing waits for the device, or it cannot be."""
+        run = self.issued[0] if len(self.issued) == 1 else None
+        if run is None or not run.suspendable or run.stopped or self.slices.asked or self._now != run.number:
+            return None
+        slices, entry = self.slices, self.next if self.ready else None
+        fits = entry is not None and not slices.full and slices.has_room(working_bytes(entry))
+        if fits or self.preparing:
+            return self.since_s + (min(self.slice_s, max(slices.owed_s, 0.0)) if run.resumed else self.slice_s)
+        return self.since_s + self.slice_s if slices.suspended else None
+
+    def suspended(self, number: int, room_bytes: int, now: float) -> None:
+        """The host has suspended a run, if it is this device's.  It takes what it is asked next."""
+        if self.running == number:
+            self.slices.suspend(self.issued.popleft(), room_bytes, now - self.since_s, self.slice_s)
+            self.since_s = now
+
+    def stop(self, number: int) -> bool:
+        """Nobody waits for a run any more.  Returns whether the host does it now, and is to be told; a suspended one
+        ends when it goes on."""
+        self.slices.stop(number)
+        if self.running != number:
+            return False
+        self.issued[0].stopped = True
+        return True
+
+    @property
+    def given(self) -> tuple[IssuedRun, ...]:
+        """All runs that the host has."""
+        return (*self.issued, *self.slices.suspended)
 
     def take_following(self, plan: PlanKey) -> Entry | None:
         """Remove and return the next part, if it is of this plan and the host has one run and no more."""
@@ -78,39 +134,44 @@ class DeviceQueue:
 
     def validate(self) -> None:
         """Assert that the queue does not contradict itself."""
-        assert not self.idle or self.next is None, "a device idles while parts are ready"
+        waits = bool(self.slices.suspended and self.preparing)  # for the host, which then has something to go on with
+        assert not self.idle or waits or (self.next is None and not self.slices.suspended), "a device idles"
+        assert len(self.slices.suspended) <= SUSPENDED_MAX + 1, "too many runs are suspended"
         assert len(self.ordered) == len(set(self.ordered)), "a part has two places in the order"
-        assert not self.issued or self.recovery.up, "a part runs on a device that is down"
+        assert not self.given or self.recovery.up, "a part runs on a device that is down"
 
-    def working(self, runs: Mapping[int, Entry], now: float) -> Working | None:
-        """What the host does now, and for how long."""
+    def working(self, runs: Mapping[int, Entry], now: float) -> list[Working]:
+        """What the host does now, and for how long; then the runs that it has suspended."""
+        working = [Working(*runs[run.number], run.computed_s) for run in self.slices.suspended]
         number = self._now
         if number is None:
-            return None
+            return working
         seconds = max(0.0, now - self.since_s)
         if number == self.running:
-            return Working(*runs[number], seconds)
+            return [Working(*runs[number], self.issued[0].computed_s + seconds), *working]
         plan, part = self.preparing[number]
-        return Working(plan, 0, part, seconds, preparing=True)
+        return [Working(plan, 0, part, seconds, preparing=True), *working]
 
     @property
     def busy_since_s(self) -> float | None:
         """The time at which the host began with what it does now; None if it has nothing to do."""
         return None if self._now is None else self.since_s
 
-    def start(self, run: int, inputs: tuple[RunInput, ...], now: float) -> None:
+    def start(self, run: int, inputs: tuple[RunInput, ...], now: float, suspendable: bool = False) -> None:
         """The host is given a run."""
         if self._now is None:
             self.since_s = now
         self.begun |= not self.issued
-        self.issued.append((run, inputs))
+        self.issued.append(IssuedRun(run, inputs, suspendable))
 
     def end(self, run: int, now: float) -> None:
         """A run is over, if it is this device's.  The host goes on with the next issued one.  A run behind the first
         may end too: then the host never got it."""
-        first = self.running == run
-        self.issued = deque(entry for entry in self.issued if entry[0] != run)
-        if first:
+        self.slices.remove(run)
+        first = self.issued[0] if self.running == run else None
+        self.issued = deque(issued for issued in self.issued if issued.number != run)
+        if first is not None:
+            self.slices.ended(first, now - self.since_s, self.slice_s)
             self.begun, self.since_s = bool(self.issued), now
 
     def just_begun(self) -> bool:

@@ -138,6 +138,7 @@ class PartPrepared(PlainData, frozen=True):
 class PrepareFailed(PlainData, frozen=True):
     prepared: int
     error: MeshError
+    postponed: bool = False  # it has room once suspended runs are over
 
 
 class RunRequested(PlainData, frozen=True):
@@ -206,6 +207,13 @@ class PartExecuted(PlainData, frozen=True):
 class ExecuteFailed(PlainData, frozen=True):
     run: int
     error: MeshError
+
+
+class RunSuspended(PlainData, frozen=True):
+    """A run that was to be suspended is.  The host has room for a run that needs `room_bytes` beside all that are."""
+
+    run: int
+    room_bytes: int
 
 
 class PushSent(PlainData, frozen=True):
@@ -344,6 +352,7 @@ Event = (
     | TensorLost
     | PartExecuted
     | ExecuteFailed
+    | RunSuspended
     | PushSent
     | PushFailed
     | CancelRequested
@@ -548,6 +557,21 @@ class StopRun(PlainData, frozen=True):
     run: int
 
 
+class SuspendRun(PlainData, frozen=True):
+    """Something waits for the device: answered by RunSuspended, or as any run if it is over first."""
+
+    device: int
+    run: int
+
+
+class ResumeRun(PlainData, frozen=True):
+    """A suspended run goes on; one that nobody waits for ends."""
+
+    device: int
+    run: int
+    stop: bool
+
+
 class Blame(PlainData, frozen=True):
     """A node sent what it may not: count it against that."""
 
@@ -668,6 +692,8 @@ Action = (
     | SendPush
     | StopPush
     | StopRun
+    | SuspendRun
+    | ResumeRun
     | SendBegan
     | StartHost
     | GiveUpDevice

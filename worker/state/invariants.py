@@ -52,4 +52,4 @@ def validate_devices(
         assert (key, number, part) not in runs.values(), "a part is queued and runs"
     for device in devices:
         device.validate()
-        assert all(run in runs for run, _ in device.issued)
+        assert all(run.number in runs for run in device.given)

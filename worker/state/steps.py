@@ -1,7 +1,8 @@
 """Steps: one run of a plan, from its Run and its first tensor to the reply.  Pure.
 
     Run (tensors may come before it) -> a part is ready when its last input is there -> it runs, one at a time per
-    device, in the order of becoming ready -> its outputs go to their targets -> all parts done, all sent -> Ran
+    device, in the order of becoming ready, by time slices (`time_slices.py`) -> its outputs go to their targets
+    -> all parts done, all sent -> Ran
 
 The parts of an ordered plan run in the order of its parts and of its Runs, so that no two gangs wait for each other.
 A tensor travels once per worker: its Push names the first target there, and every slot with the same source gets it.
@@ -192,11 +193,28 @@ class Steps:
         """Give every idle device its next part.  The host of a session's step gets the part that follows as well."""
         actions: list[ev.Action] = []
         for index, device in enumerate(self._devices):
-            while device.ready and (entry := device.take() or self._following(device)) is not None:
+            while device.ready and (entry := device.take(self._working_bytes) or self._following(device)) is not None:
                 actions += self._start(index, device, entry, now)
+            if (resumed := device.resume(now)) is not None:
+                actions.append(ev.ResumeRun(index, resumed.number, resumed.stopped))
             if device.running is not None and device.just_begun():
                 actions += self._begun(index, device.running, now)
+            if (over := device.slice_over(now, self._working_bytes)) is not None:
+                actions.append(ev.SuspendRun(index, over))
         return actions
+
+    def _working_bytes(self, entry: Entry) -> int:
+        return self._plans[entry[0]].working_bytes
+
+    def suspended(self, event: ev.RunSuspended, now: float) -> list[ev.Action]:
+        """A host has suspended a run.  Its step may have ended meanwhile."""
+        for device in self._devices:
+            device.suspended(event.run, event.room_bytes, now)
+        key, number, _ = self.runs.get(event.run, (None, 0, 0))
+        if key is not None and self._plans.step(key, number) is None:
+            for device in self._devices:
+                device.stop(event.run)
+        return []
 
     def _following(self, device: DeviceQueue) -> Entry | None:
         plan = self._plans.get(self.runs[device.running][0]) if device.running is not None else None
@@ -207,6 +225,7 @@ class Steps:
         key, number, part = self.runs[run]
         step, owner = self._plans.step(key, number), self._lease.owner
         if step is None or owner is None:
+            self._devices[index].stop(run)
             return [ev.StopRun(index, run)]
         step.wait_s.setdefault(part, max(0.0, now - step.started_s))
         self._devices[index].unreported = not step.began and step.question is None
@@ -228,12 +247,14 @@ class Steps:
         return actions
 
     def deadlines(self) -> list[float]:
-        """The times at which `tell_begun` may have something to tell."""
-        return [
+        """The times at which `tell_begun` may have something to tell, or a run's time slice is over."""
+        begun = [
             device.since_s + self._report_begun_after_s
             for device in self._devices
             if device.unreported and device.running is not None
         ]
+        ends = (device.slice_ends_s(self._working_bytes) for device in self._devices)
+        return [*begun, *(at_s for at_s in ends if at_s is not None)]
 
     def _start(self, index: int, device: DeviceQueue, entry: Entry, now: float) -> list[ev.Action]:
         key, number, part = entry
@@ -251,7 +272,7 @@ class Steps:
         carries = bool(plan.carried)
         if carries and plan.carried.any_promised(number, (use.tensor for use in inputs)):  # it waits for what runs now
             del step.wait_s[part]
-        device.start(run, inputs, now)
+        device.start(run, inputs, now, suspendable=not (carries or plan.ordered))
         for output, (route, wish) in enumerate(zip(plan.routes[part], wishes, strict=True)) if carries else ():
             if route.next and (kept := plan.carried.promise(number, (part, output), index, wish.keep)) is not None:
                 self._lend(plan, number + 1, route.next, kept, now)
@@ -317,9 +338,9 @@ class Steps:
     ) -> list[ev.Action]:
         """Fail the runs of a host that is lost.  The run `culprit` may be what caused it: the error names its part, so
         that it is not tried again here.  The others had not begun."""
-        issued = tuple(device.issued)
-        actions: list[ev.Action] = [ev.Release(use.tensor) for _, inputs in issued for use in inputs if use.last]
-        for run, plan, number, part in [(run, *self._end_run(run, now)) for run, _ in issued]:
+        given = device.given
+        actions: list[ev.Action] = [ev.Release(use.tensor) for run in given for use in run.inputs if use.last]
+        for run, plan, number, part in [(run.number, *self._end_run(run.number, now)) for run in given]:
             if plan is not None:
                 step_error = error.copy()
                 step_error.part = str(part) if run == culprit else ""
@@ -426,8 +447,8 @@ class Steps:
             device.remove_step(plan.key, number)
         actions: list[ev.Action] = [ev.StopPush(push) for push in sorted(step.pushes)]
         for index, device in enumerate(self._devices):
-            if device.running is not None and self.runs[device.running][:2] == (plan.key, number):
-                actions.append(ev.StopRun(index, device.running))
+            for run in [run.number for run in device.given if self.runs[run.number][:2] == (plan.key, number)]:
+                actions += [ev.StopRun(index, run)] if device.stop(run) else []
         for push in step.pushes:
             self._pushes.pop(push, None)
         actions += [ev.Release(tensor) for tensor in step.unread()]

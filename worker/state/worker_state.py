@@ -81,6 +81,7 @@ class WorkerState:
             ev.TensorLost: lambda event, now: steps.give_up(event.plan, event.step, event.error, now),
             ev.PartExecuted: steps.executed,
             ev.ExecuteFailed: self._execute_failed,
+            ev.RunSuspended: steps.suspended,
             ev.PushSent: steps.push_sent,
             ev.PushFailed: steps.push_failed,
             ev.CancelRequested: self._cancel_asked,
@@ -105,7 +106,7 @@ class WorkerState:
     def handle(self, event: ev.Event, now: float) -> list[ev.Action]:
         """The actions that follow from `event`, to be performed in order.  `now` is in monotonic seconds."""
         actions = self._handlers[type(event)](event, now)
-        return [*actions, *self._steps.dispatch(now)]
+        return [*actions, *self._deployments.prepare_postponed(now), *self._steps.dispatch(now)]
 
     def next_deadline(self) -> float | None:
         """The time at which a Tick is due, or None."""
@@ -134,13 +135,12 @@ class WorkerState:
 
     @property
     def queue_depth(self) -> int:
-        """The number of parts that are ready or running."""
-        return sum(len(device.ready) + len(device.issued) for device in self._devices)
+        """The number of parts that are ready, running or suspended."""
+        return sum(len(device.ready) + len(device.given) for device in self._devices)
 
     def working(self, now: float) -> tuple[Working, ...]:
-        """What is being computed or compiled now, and for how long."""
-        working = (device.working(self._steps.runs, now) for device in self._devices)
-        return tuple(work for work in working if work is not None)
+        """What is being computed or compiled now, or was begun and is suspended, and for how long."""
+        return tuple(work for device in self._devices for work in device.working(self._steps.runs, now))
 
     @property
     def running(self) -> Collection[Entry]:

@@ -24,7 +24,7 @@ from wire.ir.graph import Node, WireGraph
 from wire.ir.ops import COLLECTIVES, GRAPH_ATTRS
 from wire.ir.types import TensorType
 
-from ..engine.protocol import Collectives, Pending, Stopped
+from ..engine.protocol import Collectives, Pending, Stopped, interrupted
 from .control_schedule import Schedule, Segment, Turn
 from .device import Copy, Device, Mark
 from .emit import check_size
@@ -51,7 +51,7 @@ class Pace:
 
     def turn(self) -> None:
         """Come here between two turns; Cancelled if the run was stopped."""
-        if self.stopped():
+        if interrupted(self.stopped, self._settle):
             raise Cancelled("the run was stopped")
         self._turns += 1
         if self._turns < self._most and self._device.recorded < _COMMANDS_MAX:
@@ -66,12 +66,15 @@ class Pace:
 
     def truth(self, value: Value | None) -> bool:
         """A bool on the device; waits for it."""
-        if self.stopped():
+        if interrupted(self.stopped, self._settle):
             raise Cancelled("the run was stopped")
         assert value is not None
         (raw,) = self._device.run((), [(value.memory, 4)], self.stopped)
         self._again()
         return bool(raw.view(np.uint32)[0])
+
+    def _settle(self) -> None:
+        self._device.run((), (), self.stopped)
 
     def _again(self) -> None:
         self._turns, self._began_s = 0, time.perf_counter()
