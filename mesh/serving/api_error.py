@@ -10,17 +10,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from wire.errors import (
+    Busy,
     Cancelled,
     ConfigError,
+    ConnectFailed,
     DeadlineExceeded,
+    DeviceLost,
     InputError,
     LimitExceeded,
     MeshError,
     NodeLost,
     NoSuchDevice,
+    NotDurable,
     OutOfMemory,
     PlacementError,
     QueueFull,
+    StaleGeneration,
     StorageError,
 )
 
@@ -54,7 +59,12 @@ STATUS_OF: tuple[tuple[type[MeshError], int, str], ...] = (
     (InputError, 400, "invalid_value"),
     (LimitExceeded, 400, "too_large"),
     (ConfigError, 503, "not_available"),
+    (Busy, 503, "overloaded"),
     (NodeLost, 503, "workers_lost"),
+    (DeviceLost, 503, "workers_lost"),
+    (StaleGeneration, 503, "workers_lost"),
+    (ConnectFailed, 503, "workers_lost"),
+    (NotDurable, 503, "disk_full"),
     (NoSuchDevice, 503, "workers_lost"),
     (PlacementError, 503, "no_room"),
     (OutOfMemory, 503, "no_room"),
@@ -62,6 +72,9 @@ STATUS_OF: tuple[tuple[type[MeshError], int, str], ...] = (
     (DeadlineExceeded, 504, "deadline_exceeded"),
     (MeshError, 500, "internal_error"),
 )
+
+
+FULL_DISK = "a disk of the mesh is full, or fails; the log of its coordinator says which"
 
 
 class ApiError(Exception):
@@ -80,12 +93,13 @@ class ApiError(Exception):
 
 
 def api_error(error: BaseException, param: str | None = None) -> ApiError:
-    """The error that a caller gets.  One of this server's disk, and what is no MeshError, is in the log alone."""
+    """The error that a caller gets.  What an error of a disk names, and what is no MeshError, is in the log alone."""
     if isinstance(error, ApiError):
         return error
     for kind, status, code in STATUS_OF:
-        if isinstance(error, kind) and not isinstance(error, StorageError):
-            return ApiError(status, str(error), code=code, param=param)
+        if isinstance(error, kind) and (status != 500 or not isinstance(error, StorageError)):
+            text = FULL_DISK if isinstance(error, StorageError) else str(error)
+            return ApiError(status, text, code=code, param=param)
     return ApiError(500, "the server failed to answer; its log has the reason", code="internal_error")
 
 

@@ -107,7 +107,8 @@ def _refused(error: Exception) -> tuple[float, str, str]:
 
 
 ENDINGS = (
-    "workers_lost", "deadline_exceeded", "no_room", "not_available", "overloaded_error", "timeout_error", "rate_limit",
+    "workers_lost", "deadline_exceeded", "no_room", "not_available", "overloaded", "timeout_error", "disk_full",
+    "rate_limit",
 )  # fmt: skip
 
 
