@@ -21,6 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 OUTPUT_LINES = 400  # kept of a batch that failed: a trace is at its end
 FAILURES_KEPT = 20
+IN_A_ROW_MAX = 3  # batches that fail: the next one would, too
 LAST_LINES = 40  # kept of the newest one that passed: its figures
 
 
@@ -161,8 +162,8 @@ def go_on(name: str, hours: float, results: Path, batch: int = 0) -> int:
     another size than the run's own."""
     run, path = RUNS[name], results / f"{name}.json"
     tally = Tally.load(path)
-    until_s = time.monotonic() + hours * 3600
-    while tally.count < run.wanted and time.monotonic() < until_s:
+    until_s, in_a_row = time.monotonic() + hours * 3600, 0
+    while tally.count < run.wanted and time.monotonic() < until_s and in_a_row < IN_A_ROW_MAX:
         began_s, count = time.monotonic(), min(batch or run.batch, run.wanted - tally.count)
         words = run.command(tally.next, count)
         passed, output = _batch(words, run.seconds_max)
@@ -171,9 +172,13 @@ def go_on(name: str, hours: float, results: Path, batch: int = 0) -> int:
         if passed:
             tally.count += count
             tally.last = output[-LAST_LINES:]
+            in_a_row = 0
         else:
             failure = {"command": shlex.join(words), "output": "\n".join(output[-OUTPUT_LINES:])}
-            tally.failures = [*tally.failures, failure][-FAILURES_KEPT:]
+            tally.failures = [*tally.failures, failure]
+            if len(tally.failures) > FAILURES_KEPT:  # the first ones say most: what follows may come of them
+                del tally.failures[FAILURES_KEPT // 2]
+            in_a_row += 1
         tally.save(path)
         print(f"{name}: {tally.count} of {run.wanted} {run.what}, {len(tally.failures)} batches failed", flush=True)
     return 1 if tally.failures else 0

@@ -45,6 +45,19 @@ def test_a_batch_that_fails_is_kept_and_the_run_goes_on(tmp_path: Path, monkeypa
     assert go_on("x", 1.0, tmp_path) == 0
 
 
+def test_a_run_whose_batches_all_fail_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where its folder was removed: it went on until its time was over."""
+    runs = {"x": Run("seeds", 9, 1, lambda first, count: (str(tmp_path / "gone.py"), str(first)))}
+    monkeypatch.setattr(long_run, "RUNS", runs)
+    assert go_on("x", 1.0, tmp_path) == 1
+    assert Tally.load(tmp_path / "x.json").next == long_run.IN_A_ROW_MAX
+    for _ in range(8):
+        go_on("x", 1.0, tmp_path)
+    failures = Tally.load(tmp_path / "x.json").failures
+    assert len(failures) == long_run.FAILURES_KEPT
+    assert [failures[at]["command"].rpartition(" ")[2] for at in (0, 1, -1)] == ["0", "1", "26"], "the first are kept"
+
+
 def test_a_batch_that_hangs_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy machine a process may take longer to begin than it has; then it gets more time."""
     assert any(hung_once(tmp_path / str(seconds), monkeypatch, seconds) for seconds in (1, 5, 25))
