@@ -104,6 +104,7 @@ class SimulatedHost:
         self._rendezvous = rendezvous
         self._gangs: dict[int, hm.RankOf] = {}  # of what is prepared
         self._aside: hm.ExecutePart | None = None  # a part that waits for the other ranks of its gang
+        self._to_suspend = 0  # the run that is to be suspended
         self._suspended: dict[int, tuple[hm.ExecutePart, float, float]] = {}  # runs: the seconds left, and in all
         self._work: dict[int, tuple[int, int]] = {}  # flops and bytes of what is prepared
         self._ops: dict[int, set[str]] = {}
@@ -152,19 +153,16 @@ class SimulatedHost:
 
     def suspend_run(self, run: int) -> None:
         """Suspend a run that has loops, if it runs now (`EngineHost.suspend_run`)."""
-        message = self._waiting[0] if self._busy is not None and run == self._running else None
-        if isinstance(message, hm.ExecutePart) and not self._hangs and self._has_loops(message.prepared):
-            assert self._busy is not None
-            self._busy.cancel()
-            self._suspended[run] = message, self._busy.when() - self._loop.time(), self._took_s
-            self._busy = self._loop.call_later(ANSWER_S, self._suspend)
+        self._to_suspend = run
+        self._suspend_soon()
 
     def resume_run(self, run: int, stop: bool) -> None:
         """Go on with a suspended run, or give it up (`EngineHost.resume_run`)."""
         if stop:
             self.stop_run(run)
         if not self._over:
-            self._watchdog.resumed(self._loop.time(), run)
+            self._to_suspend = 0
+            self._watchdog.asked(self._loop.time(), run)
             self._check_later()
             self._waiting.append(hm.Resume(run))
             self._next()
@@ -192,11 +190,22 @@ class SimulatedHost:
             self._suspended.pop(self._running, None)  # it was about to be
             self._busy = self._loop.call_later(ANSWER_S, self._done)
 
+    def _suspend_soon(self) -> None:
+        """Suspend what runs, if it is to be: a host looks while it runs."""
+        run, message = self._to_suspend, self._waiting[0] if self._busy is not None else None
+        if not run or run != self._running or self._hangs or not isinstance(message, hm.ExecutePart):
+            return
+        if message.suspendable and self._has_loops(message.prepared):
+            assert self._busy is not None
+            self._busy.cancel()
+            self._suspended[run] = message, self._busy.when() - self._loop.time(), self._took_s
+            self._busy = self._loop.call_later(ANSWER_S, self._suspend)
+
     def _suspend(self) -> None:
-        self._busy = None
+        self._busy, self._to_suspend = None, 0
         message = self._waiting.popleft()
         assert isinstance(message, hm.ExecutePart)
-        self._watchdog.suspended(self._loop.time(), message.run)
+        self._watchdog.answered(self._loop.time())
         self._on_message(self, hm.Suspended(message.run, self._machine.memory_bytes))
         self._next()
 
@@ -218,6 +227,7 @@ class SimulatedHost:
         given_up = self._running and self._running == self._stopped  # while the device hung
         self._took_s = ANSWER_S if given_up else self._seconds(message)
         self._busy = self._loop.call_later(self._took_s, self._done)
+        self._suspend_soon()
 
     def _seconds(self, message: hm.ToHost) -> float:
         match message:

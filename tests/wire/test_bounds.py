@@ -94,7 +94,7 @@ FILLED: Mapping[str, str] = {  # a test that fills it with the real part, and se
     "EARLY_REFUSED": "tests/wire/test_full_queues.py::test_of_many_steps_without_room_all_later_ones_are_refused",
     "EARLY_COUNT": "tests/wire/test_full_queues.py::test_tensors_that_are_early_are_counted",
     "GRAPHS": "tests/worker/state/test_worker_state.py::test_graph_encodings_are_kept_up_to_a_size_and_the_oldest_go",
-    "SUSPENDED_RUNS": "tests/worker/state/test_time_slices.py::test_so_many_are_suspended_and_no_more",
+    "SUSPENDED_RUNS": "tests/worker/state/test_time_slices.py::test_so_many_are_suspended_and_the_device_computes",
     "FETCHES": "tests/worker/state/test_worker_state.py::"
     "test_a_fetch_that_waits_its_turn_keeps_the_client_as_holder_when_a_second_plan_wants_it",
     "DROPPED_PLANS": "tests/wire/test_full_queues.py::test_a_worker_remembers_the_latest",

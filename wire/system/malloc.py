@@ -16,7 +16,7 @@ from typing import Any
 
 from ..limits import GIB, MIB
 
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # glibc's malloc.h
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -2, -3, -8  # glibc's malloc.h
 
 
 def give_back() -> None:
@@ -74,14 +74,16 @@ def hold_buffers() -> None:
 @cache
 def hold_arrays() -> None:
     """Let glibc, in a process that does nothing but compute, keep what was freed.  It gives arrays back after every
-    operation otherwise, and most of an elementwise operation's time goes to page faults."""
-    _hold(GIB, 64 * MIB)
+    operation otherwise, and most of an elementwise operation's time goes to page faults.  All threads have one heap:
+    those of others are of 64 MiB, so that larger arrays would be given back all the same."""
+    _hold(GIB, 64 * MIB, arenas=1)
 
 
-def _hold(kept_bytes: int, pad_bytes: int) -> None:
+def _hold(kept_bytes: int, pad_bytes: int, arenas: int = 0) -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform.startswith("linux") else None
     if mallopt is not None:
-        for option, value in ((_MMAP_THRESHOLD, kept_bytes), (_TRIM_THRESHOLD, kept_bytes), (_TOP_PAD, pad_bytes)):
+        limits = ((_MMAP_THRESHOLD, kept_bytes), (_TRIM_THRESHOLD, kept_bytes), (_TOP_PAD, pad_bytes))
+        for option, value in (*limits, (_ARENA_MAX, arenas)) if arenas else limits:
             mallopt(option, value)
 
 

@@ -100,7 +100,8 @@ class DeviceWork:
                 if use.last:
                     self.release(ev.Release(use.tensor))
             raise
-        self._hosts.tell(action.device, hm.ExecutePart(action.run, action.prepared, inputs, wanted, *gang))
+        part = hm.ExecutePart(action.run, action.prepared, inputs, wanted, *gang, action.suspendable)
+        self._hosts.tell(action.device, part)
 
     def _explain(self, action: ev.ExplainPart) -> None:
         self._tuner.give_way()

@@ -144,7 +144,8 @@ class OutputRequest(Struct, frozen=True, array_like=True):
 
 
 class ExecutePart(_Message, frozen=True, array_like=True, tag=True):
-    """Run a part.  For a rank of a gang, `tag` is the step's number, from 1, and `directories` has, for every rank, the
+    """Run a part.  A `suspendable` one may be suspended; it writes over no kept tensor, since others may read that
+    meanwhile.  For a rank of a gang, `tag` is the step's number, from 1, and `directories` has, for every rank, the
     directory of the ring buffer from it; "" for a rank on another machine, whose ring buffer the daemons carry."""
 
     run: int
@@ -153,6 +154,7 @@ class ExecutePart(_Message, frozen=True, array_like=True, tag=True):
     outputs: tuple[OutputRequest, ...]
     tag: int = 0
     directories: tuple[str, ...] = ()
+    suspendable: bool = False
 
 
 class Resume(_Message, frozen=True, array_like=True, tag=True):

@@ -19,7 +19,7 @@ import threading
 import time
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -51,7 +51,7 @@ from ..devices.registry import open_engine, without_gpu
 from ..engine import host_messages as messages
 from ..engine.descriptors import Handed
 from ..engine.donation import Lent, Versions
-from ..engine.host_messages import INLINE_BYTES_MAX, STOP_BYTES, Splitter, pack, unpack_to_host
+from ..engine.host_messages import INLINE_BYTES_MAX, STOP_BYTES
 from ..engine.protocol import (
     Engine,
     Executable,
@@ -73,13 +73,13 @@ from ..engine.protocol import (
 from .cage import Cage
 from .explanation import Texts, explanation, know
 from .kernel_trace import KernelTrace
+from .pipe import Pipe
 from .suspension import Figures, Interrupts, NoRoomYet, Suspension
 
 EXECUTABLES_MAX = HOST_PARTS.most
 EXECUTABLES_BYTES_MAX = HOST_CODE.most  # drivers hold megabytes per kernel
 NATIVE_BYTES_MAX = NATIVE_CODE.most
 ARENAS_BYTES_MAX = ARENAS.most
-READ_BYTES = 1 << 20
 UNUSED_MAX = UNUSED_WEIGHTS.most
 MAPPED_BYTES_MIN = 1 << 20  # smaller content is read, not mapped
 
@@ -122,19 +122,23 @@ def main(adapt: Callable[[Engine, Measured], tuple[Engine, messages.Device]] = _
 
     def serve() -> None:
         """Take messages until one resumes a run of another thread."""
-        for message in incoming:
-            if isinstance(message, messages.Resume):
-                if suspension.resume(message.run):
-                    return
-                continue
-            answer = host.handle(message)
-            host.flush_trace()
-            if answer is not None:
-                pipe.send(answer)
-            if host.lost:
-                sys.stderr.flush()
-                os._exit(1)
-        os._exit(0)  # the daemon is gone; drivers may take their time to unload
+        try:
+            for message in incoming:
+                if isinstance(message, messages.Resume):
+                    if suspension.resume(message.run):
+                        return
+                    continue
+                answer = host.handle(message)
+                host.flush_trace()
+                if answer is not None:
+                    pipe.send(answer)
+                if host.lost:
+                    break
+        except BaseException:  # in another thread than the first it would end that thread alone
+            traceback.print_exc()
+            host.lost = True
+        sys.stderr.flush()
+        os._exit(1 if host.lost else 0)  # the daemon is gone; drivers may take their time to unload
 
     suspension = Suspension(serve)
     host = Host(
@@ -144,29 +148,6 @@ def main(adapt: Callable[[Engine, Measured], tuple[Engine, messages.Device]] = _
     pipe.send(messages.Opened(device, cage=cage.layers))
     serve()
     threading.Event().wait()  # other threads compute and end the process
-
-
-class Pipe:
-    """The pipe to the daemon.  The computing thread reads it itself: a thread in between would cost a switch per
-    part."""
-
-    def __init__(self, receive_fd: int, send_fd: int) -> None:
-        self._receive_fd = receive_fd
-        self._send_fd = send_fd
-        self._sending = threading.Lock()
-
-    def incoming(self) -> Iterator[messages.ToHost]:
-        """The daemon's messages, until it closes its end."""
-        splitter = Splitter()
-        while data := os.read(self._receive_fd, READ_BYTES):
-            for body in splitter.feed(data):
-                yield unpack_to_host(body)
-
-    def send(self, message: messages.FromHost) -> None:
-        view = memoryview(pack(message))
-        with self._sending:
-            while view:
-                view = view[os.write(self._send_fd, view) :]
 
 
 def _trace(opening: messages.Open, engine: Engine) -> KernelTrace | None:
@@ -242,9 +223,9 @@ class Host:
         arenas_bytes_max: int = ARENAS_BYTES_MAX,
         trace: KernelTrace | None = None,
         handed: Handed | None = None,
-        suspend: Callable[[int], None] | None = None,
+        suspend: Callable[[int, Callable[[], None]], None] = lambda _run, _say: None,
     ) -> None:
-        """`suspend` waits in the thread of a run until it is resumed."""
+        """`suspend` is that of `Suspension`."""
         self.lost = False
         self._send, self._suspend = send, suspend
         self._suspended: dict[int, tuple[frozenset[ParamKey], int]] = {}  # runs: params they read, working memory
@@ -408,7 +389,7 @@ class Host:
             need -= self._unload(longest_ago)
         if need > budget:
             kept = f", beside {size_text(kept_bytes)} that are kept for other workers" if kept_bytes else ""
-            kind = NoRoomYet if need - self._suspended_bytes <= budget else OutOfMemory
+            kind = NoRoomYet if need - self._suspended_bytes - self._spared_bytes <= budget else OutOfMemory
             raise kind(
                 f"the part needs {need_text(need)} of device memory, the budget is {room_text(budget)}{kept}",
                 next_step="Give the worker a larger --max-memory, or more workers",
@@ -521,7 +502,8 @@ class Host:
         ranks = None
         try:
             prepared = self._prepared[message.prepared]
-            stopped = Interrupts(self._stop_cell, message.run, partial(self._suspend_run, prepared))
+            suspend = partial(self._suspend_run, prepared) if message.suspendable else None
+            stopped = Interrupts(self._stop_cell, message.run, suspend)
             self._check_left(message.inputs)
             ranks = self._ranks(message, prepared, stopped)
             self._reading = frozenset(prepared.params.values())
@@ -548,21 +530,27 @@ class Host:
         )  # fmt: skip
 
     def _suspend_run(self, prepared: _Prepared, run: int) -> Figures:
-        """Suspend a run, in its thread, until the daemon resumes it; a rank goes on, since others wait for it.  Returns
-        what passed, and what other runs moved, meanwhile."""
-        if self._suspend is None or prepared.gang is not None:
-            return Figures()
+        """Suspend a run, in its thread, until the daemon resumes it.  Returns what passed, and what other runs moved,
+        meanwhile."""
         reading, left = self._reading, self._figures()
         self._suspended[run] = reading, prepared.executable.memory_bytes
-        self._send(messages.Suspended(run, self._room_bytes))
-        self._suspend(run)
-        del self._suspended[run]
+        try:
+            self._suspend(run, lambda: self._send(messages.Suspended(run, self._room_bytes)))
+        finally:
+            del self._suspended[run]
         self._reading = reading
         return self._figures() - left
 
     @property
     def _suspended_bytes(self) -> int:
         return sum(working_bytes for _, working_bytes in self._suspended.values())
+
+    @property
+    def _spared_bytes(self) -> int:
+        """The params that are not spilled since suspended runs read them."""
+        spared = frozenset[ParamKey]().union(*(reading for reading, _ in self._suspended.values())) - self._reading
+        loaded = (self._resident[key] for key in spared if key in self._resident)
+        return sum(resident.size_bytes for resident in loaded if resident.handle is not None)
 
     @property
     def _room_bytes(self) -> int:
@@ -732,7 +720,7 @@ class Host:
         for position, key in prepared.params.items():
             inputs[position] = self._loaded(key, prepared)
         for value in message.inputs:
-            inputs[value.position] = self._read(value, prepared)
+            inputs[value.position] = self._read(value, prepared, lends=self._lends and not message.suspendable)
         absent = [position for position, tensor in enumerate(inputs) if tensor is None]
         if absent:
             raise InputError(f"inputs {absent} were not given")
@@ -746,7 +734,7 @@ class Host:
             self._load(key, resident, prepared)
         return resident.handle
 
-    def _read(self, value: messages.Input, prepared: _Prepared) -> NDArray[Any] | Lent:
+    def _read(self, value: messages.Input, prepared: _Prepared, lends: bool) -> NDArray[Any] | Lent:
         kind = TensorType(value.shape, dtype_named(value.dtype))
         expected = prepared.types[value.position]
         if kind != expected:
@@ -756,7 +744,7 @@ class Host:
         if value.kept:
             if value.last:
                 return self._kept.take(value.kept)
-            return self._kept.lend(value.kept) if self._lends else self._kept.get(value.kept)
+            return self._kept.lend(value.kept) if lends else self._kept.get(value.kept)
         return tensor_from(take(value.directory, value.name, kind.size_bytes, unlink=value.last), kind)
 
     def _discard(self, inputs: tuple[messages.Input, ...]) -> None:

@@ -56,8 +56,8 @@ from .watchdog import Watchdog, loss_of
 log = logging.getLogger("graph_mesh.worker")
 STDERR_LINE_BYTES_MAX = 4096
 EXIT_S = 1.0  # from the end of a child's pipe to its own, on a busy machine: an earlier look loses its status
-_ANSWERED = (ExecutePart, ExplainPart, Tune, PreparePart, Export)
-_ANSWERS = (Prepared, PrepareFailed, Executed, ExecuteFailed, Explained, TuneDone, Exported)
+_ANSWERED = (ExecutePart, Resume, ExplainPart, Tune, PreparePart, Export)
+_ANSWERS = (Prepared, PrepareFailed, Executed, Suspended, ExecuteFailed, Explained, TuneDone, Exported)
 
 
 HOST = python_command("worker.engine_host.host")
@@ -139,9 +139,7 @@ class HostProcess(asyncio.SubprocessProtocol):
                 self._loop.call_soon(self._write)
             self._forgotten += message.kept
             return
-        if isinstance(message, Resume):
-            self._watchdog.resumed(self._loop.time(), message.run)
-        elif isinstance(message, _ANSWERED):
+        if isinstance(message, _ANSWERED):
             run = 0 if isinstance(message, (PreparePart, Export)) else message.run
             self._watchdog.asked(self._loop.time(), run, brief=isinstance(message, Export))
         self._write(pack(message))
@@ -232,9 +230,7 @@ class HostProcess(asyncio.SubprocessProtocol):
                 self.opened.set_result(message)
             self._check_later()
             return
-        if isinstance(message, Suspended):
-            self._watchdog.suspended(self._loop.time(), message.run)
-        elif isinstance(message, _ANSWERS):
+        if isinstance(message, _ANSWERS):
             self._watchdog.answered(self._loop.time())
         self._on_message(self, message)
 

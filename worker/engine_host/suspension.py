@@ -6,6 +6,7 @@ daemon's messages in its place, until one of them resumes the run: then that thr
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,11 +30,23 @@ class Suspension:
         self._serve = serve
         self._waiting: dict[int, threading.Event] = {}
 
-    def suspend(self, run: int) -> None:
-        """Wait, in the thread of a run, until it is resumed.  Messages are taken meanwhile."""
-        resumed = self._waiting[run] = threading.Event()
-        threading.Thread(target=self._serve, name=f"after run {run}", daemon=True).start()
+    def suspend(self, run: int, say: Callable[[], None]) -> None:
+        """Wait, in the thread of a run, until it is resumed.  Messages are taken meanwhile, after `say`, which tells
+        the daemon.  A run for which there is no further thread goes on."""
+        said, resumed = threading.Event(), threading.Event()
+        try:
+            threading.Thread(target=self._serve_after, args=(said,), name=f"after run {run}", daemon=True).start()
+        except RuntimeError as error:
+            print(f"a run is not suspended: {error}", file=sys.stderr, flush=True)
+            return
+        self._waiting[run] = resumed
+        say()
+        said.set()
         resumed.wait()  # the daemon resumes it, or ends this process
+
+    def _serve_after(self, said: threading.Event) -> None:
+        said.wait()
+        self._serve()
 
     def resume(self, run: int) -> bool:
         """Whether the run was suspended: its thread goes on, and the caller's is to take no more messages."""
@@ -72,10 +85,11 @@ class Figures:
 class Interrupts:
     """What a run asks now and then: whether it is to stop, and where it can be suspended, whether it is to be.
 
-    `suspend` takes the run's number and returns when it is resumed, with what passed meanwhile: the sum is `away`.
+    `suspend` takes the run's number and returns when it is resumed, with what passed meanwhile: the sum is `away`.  A
+    run without it is not suspended.
     """
 
-    def __init__(self, cell: memoryview, run: int, suspend: Callable[[int], Figures]) -> None:
+    def __init__(self, cell: memoryview, run: int, suspend: Callable[[int], Figures] | None) -> None:
         self.away = Figures()
         self._cell, self._run, self._suspend = cell, run, suspend
         self._stop, self._mark = run.to_bytes(STOP_BYTES, "little"), suspend_mark(run)
@@ -85,7 +99,7 @@ class Interrupts:
 
     def suspend(self, settle: Callable[[], object] | None) -> None:
         """Come here where the run can be suspended (`protocol.interrupted`)."""
-        if self._cell == self._mark:
+        if self._suspend is not None and self._cell == self._mark:
             if settle is not None:
                 settle()
             self.away += self._suspend(self._run)

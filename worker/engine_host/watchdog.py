@@ -19,7 +19,6 @@ class _Asked:
     since_s: float  # when it was sent, or the host began with it, if that is known
     run: int
     brief: bool
-    computed_s: float = 0.0  # before it was suspended
 
 
 @dataclass(slots=True)
@@ -31,7 +30,6 @@ class Watchdog:
     part_s_max: float
     stop_s_max: float
     _asked: deque[_Asked] = field(default_factory=deque)  # what awaits an answer
-    _suspended: dict[int, float] = field(default_factory=dict)  # runs, and for how long they have computed
     _stopped: tuple[int, float] | None = None  # the last run that the host was asked to give up, and when
     _heard: bool = False  # since the last check
     _silent_checks: int = 0
@@ -60,18 +58,7 @@ class Watchdog:
         if self._asked:
             self._asked.popleft()
         if self._asked:
-            self._asked[0].since_s = now - self._asked[0].computed_s
-
-    def suspended(self, now: float, run: int) -> None:
-        """The host has suspended the run that it did: until it is resumed, no time counts."""
-        if self._asked:
-            self._suspended[run] = now - self._asked[0].since_s
-        self.answered(now)
-
-    def resumed(self, now: float, run: int) -> None:
-        """The host was asked to go on with a suspended run."""
-        computed_s = self._suspended.pop(run, 0.0)
-        self._asked.append(_Asked(now - computed_s, run, False, computed_s))
+            self._asked[0].since_s = now
 
     def check(self, now: float) -> str:
         """Why the host is hung, or "" if it is not."""

@@ -163,7 +163,9 @@ class Deployments:
         """Prepare what had no room beside suspended runs, where these are over."""
         actions: list[ev.Action] = []
         for device in self._devices:
-            if not device.postponed or device.given or not device.recovery.up:
+            if not device.postponed or device.slices.suspended or not device.recovery.up:
+                continue
+            if any(run.resumed for run in device.issued):
                 continue
             for key, part in device.postponed:
                 plan = self._plans.get(key)
@@ -237,7 +239,9 @@ class Deployments:
             actions.append(ev.Refuse(plan.request, error))
         for part, number in plan.prepared.items():
             del self._prepared[number]
-            self._devices[plan.parts[part].device].restoring.discard(number)
+            device = self._devices[plan.parts[part].device]
+            device.restoring.discard(number)
+            device.slices.room_bytes = None  # there may be more
             actions += plan.unbind(part, number) if free else []
             actions.append(ev.Unprepare(plan.parts[part].device, number))
         return [*actions, *plan.orphans, *self._plans.unpin(plan.blobs - plan.waiting_blobs, plan)]

@@ -93,6 +93,7 @@ class DeviceLosses:
         device.restoring.clear()
         device.preparing.clear()
         device.postponed.clear()
+        device.exporting.clear()
         actions: list[ev.Action] = []
         for plan in list(self._shared.plans.values()):
             for number in [number for number, step in plan.steps.items() if step.needs(index)]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from wire.protocol.messages import PlanKey, Working
@@ -19,7 +19,6 @@ from .events import RunInput
 from .time_slices import SUSPENDED_MAX, IssuedRun, TimeSlices
 
 Entry = tuple[PlanKey, int, int]  # plan, step, part
-TIME_SLICE_S = 0.25  # far longer than it takes to suspend a run, and short for a person who waits
 
 
 @dataclass(slots=True)
@@ -31,12 +30,12 @@ class DeviceQueue:
     ordered: deque[Entry] = field(default_factory=deque)
     issued: deque[IssuedRun] = field(default_factory=deque)  # runs that the host has, but for suspended ones
     slices: TimeSlices = field(default_factory=TimeSlices)
-    slice_s: float = TIME_SLICE_S
     begun: bool = False  # whether the first issued run has begun and `just_begun` has not been asked since
     unreported: bool = False  # the coordinator does not know that the run has begun
     since_s: float = 0.0  # when the host began with what it does now
     preparing: dict[int, tuple[PlanKey, int]] = field(default_factory=dict)  # parts (plan, part) the host is to prepare
     postponed: list[tuple[PlanKey, int]] = field(default_factory=list)  # parts that fit once suspended runs are over
+    exporting: set[int] = field(default_factory=set)  # numbers of blobs to be made of what the host keeps
     restoring: set[int] = field(default_factory=set)  # numbers of parts of deployed plans that a new host lacks
     recovery: DeviceRecovery = field(default_factory=DeviceRecovery)
 
@@ -58,19 +57,18 @@ class DeviceQueue:
     @property
     def next(self) -> Entry | None:
         """The part that may run next: the first ready one that no earlier part of its order holds back."""
-        if not (self.ready and self.ordered):
-            return self.ready[0] if self.ready else None
-        later = set(itertools.islice(self.ordered, 1, None))
-        return next((entry for entry in self.ready if entry not in later), None)
+        return next(self._first(), None)
+
+    def _first(self) -> Iterator[Entry]:
+        """The ready parts that no earlier part of their order holds back."""
+        later = set(itertools.islice(self.ordered, 1, None)) if self.ready else ()
+        return (entry for entry in self.ready if entry not in later)
 
     def take(self, working_bytes: Callable[[Entry], int]) -> Entry | None:
-        """Remove and return the next part, if the device is idle and a suspended run does not go on first."""
-        entry = self.next if self.idle else None
-        return self._remove(entry) if entry is not None and self._may_begin(entry, working_bytes) else None
-
-    def _may_begin(self, entry: Entry, working_bytes: Callable[[Entry], int]) -> bool:
-        slices = self.slices
-        return not slices.suspended or (not slices.resume_first and slices.has_room(working_bytes(entry)))
+        """Remove and return the next part that has room, if the device is idle and no suspended run goes on first."""
+        if not self.idle or self.slices.resume_first:
+            return None
+        return self._remove(next((one for one in self._first() if self.slices.may_begin(working_bytes(one))), None))
 
     def resume(self, now: float) -> IssuedRun | None:
         """The suspended run that goes on now, if the device is idle otherwise."""
@@ -91,19 +89,19 @@ class DeviceQueue:
 
     def slice_ends_s(self, working_bytes: Callable[[Entry], int]) -> float | None:
         """The time at which the run is to be suspended; None if nothing waits for the device, or it cannot be."""
-        run = self.issued[0] if len(self.issued) == 1 else None
-        if run is None or not run.suspendable or run.stopped or self.slices.asked or self._now != run.number:
+        run, slices = self.issued[0] if len(self.issued) == 1 else None, self.slices
+        if run is None or not run.suspendable or run.stopped or slices.asked or self._now != run.number:
             return None
-        slices, entry = self.slices, self.next if self.ready else None
-        fits = entry is not None and not slices.full and slices.has_room(working_bytes(entry))
-        if fits or self.preparing:
-            return self.since_s + (min(self.slice_s, max(slices.owed_s, 0.0)) if run.resumed else self.slice_s)
-        return self.since_s + self.slice_s if slices.suspended else None
+        others_begin = bool(self.preparing or self.exporting) or any(
+            one[:2] != run.step and slices.may_begin_then(working_bytes(one)) for one in self._first()
+        )
+        return self.since_s + slices.slice_s(run, others_begin) if others_begin or slices.suspended else None
 
     def suspended(self, number: int, room_bytes: int, now: float) -> None:
         """The host has suspended a run, if it is this device's.  It takes what it is asked next."""
         if self.running == number:
-            self.slices.suspend(self.issued.popleft(), room_bytes, now - self.since_s, self.slice_s)
+            self.slices.suspend(self.issued.popleft(), room_bytes, now - self.since_s)
+            self.exporting.clear()  # the host has been asked for these before it is asked to resume
             self.since_s = now
 
     def stop(self, number: int) -> bool:
@@ -122,7 +120,8 @@ class DeviceQueue:
 
     def take_following(self, plan: PlanKey) -> Entry | None:
         """Remove and return the next part, if it is of this plan and the host has one run and no more."""
-        entry = self.next if self.serves and len(self.issued) == 1 else None
+        alone = self.serves and len(self.issued) == 1 and not self.slices.resume_first
+        entry = self.next if alone else None
         return self._remove(entry) if entry is not None and entry[0] == plan else None
 
     def _remove(self, entry: Entry | None) -> Entry | None:
@@ -134,9 +133,9 @@ class DeviceQueue:
 
     def validate(self) -> None:
         """Assert that the queue does not contradict itself."""
-        waits = bool(self.slices.suspended and self.preparing)  # for the host, which then has something to go on with
+        waits = bool(self.slices.suspended and self.preparing)  # a run goes on when the host has compiled
         assert not self.idle or waits or (self.next is None and not self.slices.suspended), "a device idles"
-        assert len(self.slices.suspended) <= SUSPENDED_MAX + 1, "too many runs are suspended"
+        assert len(self.slices.suspended) <= SUSPENDED_MAX, "too many runs are suspended"
         assert len(self.ordered) == len(set(self.ordered)), "a part has two places in the order"
         assert not self.given or self.recovery.up, "a part runs on a device that is down"
 
@@ -157,12 +156,15 @@ class DeviceQueue:
         """The time at which the host began with what it does now; None if it has nothing to do."""
         return None if self._now is None else self.since_s
 
-    def start(self, run: int, inputs: tuple[RunInput, ...], now: float, suspendable: bool = False) -> None:
+    def start(
+        self, run: int, inputs: tuple[RunInput, ...], now: float, step: tuple[PlanKey, int] | None = None,
+        suspendable: bool = False,
+    ) -> None:  # fmt: skip
         """The host is given a run."""
         if self._now is None:
             self.since_s = now
         self.begun |= not self.issued
-        self.issued.append(IssuedRun(run, inputs, suspendable))
+        self.issued.append(IssuedRun(run, inputs, step, suspendable))
 
     def end(self, run: int, now: float) -> None:
         """A run is over, if it is this device's.  The host goes on with the next issued one.  A run behind the first
@@ -171,7 +173,7 @@ class DeviceQueue:
         first = self.issued[0] if self.running == run else None
         self.issued = deque(issued for issued in self.issued if issued.number != run)
         if first is not None:
-            self.slices.ended(first, now - self.since_s, self.slice_s)
+            self.slices.ended(first, now - self.since_s)
             self.begun, self.since_s = bool(self.issued), now
 
     def just_begun(self) -> bool:
@@ -188,6 +190,7 @@ class DeviceQueue:
     def prepare_ended(self, number: int, now: float) -> None:
         """The host prepared a part, or failed to, if it is this device's."""
         if self.preparing.pop(number, None) is not None:
+            self.slices.compiled(now - self.since_s)
             self.since_s = now
 
     @property

@@ -538,6 +538,7 @@ class Execute(PlainData, frozen=True):
     inputs: tuple[RunInput, ...]
     outputs: tuple[OutputRequest, ...]
     step: int = 0
+    suspendable: bool = False
 
 
 class ExplainPart(PlainData, frozen=True):

@@ -25,6 +25,7 @@ from .lost_links import LostLinks
 from .plan import Plan, Route, TypeOf, label, not_deployed, refusal_to_explain
 from .shared_state import SharedState
 from .step import Step
+from .time_slices import TimeSlices
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,11 +273,12 @@ class Steps:
         carries = bool(plan.carried)
         if carries and plan.carried.any_promised(number, (use.tensor for use in inputs)):  # it waits for what runs now
             del step.wait_s[part]
-        device.start(run, inputs, now, suspendable=not (carries or plan.ordered))
+        suspendable = not (carries or plan.ordered)
+        device.start(run, inputs, now, (key, number), suspendable)
         for output, (route, wish) in enumerate(zip(plan.routes[part], wishes, strict=True)) if carries else ():
             if route.next and (kept := plan.carried.promise(number, (part, output), index, wish.keep)) is not None:
                 self._lend(plan, number + 1, route.next, kept, now)
-        return [ev.Execute(index, run, plan.prepared[part], inputs, wishes, number)]
+        return [ev.Execute(index, run, plan.prepared[part], inputs, wishes, number, suspendable)]
 
     def executed(self, event: ev.PartExecuted, now: float) -> list[ev.Action]:
         """A part is done: send its outputs, or free them if the step is over."""
@@ -345,6 +347,7 @@ class Steps:
                 step_error = error.copy()
                 step_error.part = str(part) if run == culprit else ""
                 actions += self.close(plan, number, step_error)
+        device.slices = TimeSlices()
         return actions
 
     def _end_run(self, run: int, now: float) -> tuple[Plan | None, int, int]:

@@ -17,10 +17,11 @@ plans of its earlier epochs: their state can be copied and they can be dropped, 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from itertools import islice
 from typing import Any
 
 from wire.errors import Busy, Cancelled, MeshError, NodeLost, StaleGeneration
-from wire.protocol.messages import Done, PlanKey, Working
+from wire.protocol.messages import WORKING_MAX, Done, PlanKey, Working
 
 from . import events as ev
 from .availability import COORDINATOR, Availability
@@ -87,8 +88,8 @@ class WorkerState:
             ev.CancelRequested: self._cancel_asked,
             ev.DropRequested: self._drop_asked,
             ev.SnapshotRequested: self._snapshot_asked,
-            ev.BlobMade: self._snapshots.blob_made,
-            ev.BlobNotMade: self._snapshots.blob_failed,
+            ev.BlobMade: self._blob_made,
+            ev.BlobNotMade: self._blob_made,
             ev.RequestGone: self._request_gone,
             ev.ServedKept: self._served_kept,
             ev.ServedNotKept: self._served_not_kept,
@@ -140,7 +141,8 @@ class WorkerState:
 
     def working(self, now: float) -> tuple[Working, ...]:
         """What is being computed or compiled now, or was begun and is suspended, and for how long."""
-        return tuple(work for device in self._devices for work in device.working(self._steps.runs, now))
+        working = (work for device in self._devices for work in device.working(self._steps.runs, now))
+        return tuple(islice(working, WORKING_MAX))
 
     @property
     def running(self) -> Collection[Entry]:
@@ -359,7 +361,18 @@ class WorkerState:
 
     def _snapshot_asked(self, event: ev.SnapshotRequested, now: float) -> list[ev.Action]:
         plan = self._plans.get(event.plan) if self._lease.is_held_by(event.node) else None
-        return self._snapshots.begin(event.request, event.step, plan.carried if plan else None)
+        actions = self._snapshots.begin(event.request, event.step, plan.carried if plan else None)
+        for made in actions:
+            if isinstance(made, ev.MakeBlob):
+                self._devices[made.tensor.device].exporting.add(made.number)
+        return actions
+
+    def _blob_made(self, event: ev.BlobMade | ev.BlobNotMade, now: float) -> list[ev.Action]:
+        for device in self._devices:
+            device.exporting.discard(event.number)
+        if isinstance(event, ev.BlobMade):
+            return self._snapshots.blob_made(event, now)
+        return self._snapshots.blob_failed(event, now)
 
     def _request_gone(self, event: ev.RequestGone, now: float) -> list[ev.Action]:
         self._snapshots.forget(event.request)

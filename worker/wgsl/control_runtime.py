@@ -53,6 +53,8 @@ class Pace:
         """Come here between two turns; Cancelled if the run was stopped."""
         if interrupted(self.stopped, self._settle):
             raise Cancelled("the run was stopped")
+        if self._began_s == math.inf:
+            self._again()
         self._turns += 1
         if self._turns < self._most and self._device.recorded < _COMMANDS_MAX:
             return
@@ -74,7 +76,9 @@ class Pace:
         return bool(raw.view(np.uint32)[0])
 
     def _settle(self) -> None:
+        """Have the device do what is recorded; then the run is suspended, and its time does not count."""
         self._device.run((), (), self.stopped)
+        self._began_s = math.inf
 
     def _again(self) -> None:
         self._turns, self._began_s = 0, time.perf_counter()

@@ -84,7 +84,7 @@ class WgslEngine:
         self._executables: WeakValueDictionary[bytes, WgslExecutable | ControlExecutable] = WeakValueDictionary()
         self._outputs: WeakValueDictionary[int, Resident] = WeakValueDictionary()  # kept ones, the oldest first
         self._outputs_made = 0
-        self._reading: list[Given] = []  # the inputs of the present run
+        self._reading: list[list[Given]] = []  # the inputs of each run that has not ended: some are suspended
         self._device.make_room = self._spare
         self.spill: Callable[[], bool] = lambda: (
             False
@@ -199,19 +199,20 @@ class WgslEngine:
         assert isinstance(executable, (WgslExecutable, ControlExecutable)), "an executable of this engine"
         if len(inputs) != len(executable.inputs):
             raise InputError(f"expected {counted(len(executable.inputs), 'input')}, got {len(inputs)}")
-        self._reading = [
+        given = [
             _checked(name, type_, value) for (name, type_), value in zip(executable.inputs.items(), inputs, strict=True)
         ]
+        self._reading.append(given)
         try:
             if isinstance(executable, ControlExecutable):
-                made = executable.run(self._reading, stopped, collectives, keep)
+                made = executable.run(given, stopped, collectives, keep)
             else:
-                made = executable.run(self._reading, stopped, keep)
+                made = executable.run(given, stopped, keep)
         except BaseException:
             self._device.forget_recorded()
             raise
         finally:
-            self._reading = []
+            self._reading = [each for each in self._reading if each is not given]
         return [self._output(type_, value) for type_, value in zip(executable.outputs, made, strict=True)]
 
     def _output(self, type_: TensorType, made: Given) -> Resident | HostArray:
@@ -222,13 +223,14 @@ class WgslEngine:
         return handle
 
     def _spare(self) -> bool:
-        """Spill a resident tensor, or else move the oldest output that is kept on the device, and that the present run
-        does not read, to the host's memory."""
+        """Spill a resident tensor, or else move the oldest output that is kept on the device, and that no run reads, to
+        the host's memory."""
         if self.spill():
             return True
+        read = {id(given) for inputs in self._reading for given in inputs}
         for handle in list(self._outputs.values()):
             value = handle.value
-            if value is not None and value.size_bytes and not any(value is given for given in self._reading):
+            if value is not None and value.size_bytes and id(value) not in read:
                 raw = self._device.read_in_pieces(value.memory, stored_size(handle.type))
                 handle.value, handle.array = None, from_stored(raw, handle.type)
                 return True

@@ -83,6 +83,7 @@ from .jobs import (
     SubmitJob,
 )
 from .link import (
+    WORKING_MAX,
     Ballast,
     Beat,
     DeviceReport,
@@ -160,6 +161,7 @@ __all__ = [
     "INLINE_BYTES_MAX",
     "RELAY_BYTES_MAX",
     "REVOCATIONS_BYTES_MAX",
+    "WORKING_MAX",
     "AnyMessage",
     "AskAuthority",
     "AskJobs",

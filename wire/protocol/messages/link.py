@@ -24,6 +24,8 @@ from .fields import (
     Text,
 )
 
+WORKING_MAX = 256  # that a heartbeat names
+
 
 class DeviceReport(Record, frozen=True):
     """One device of a worker, as probed at start."""
@@ -97,7 +99,7 @@ class Beat(Message, frozen=True):
     counter: Count
     loop_lag_s: Seconds
     queue_depth: Count
-    working: Annotated[tuple[Working, ...], Meta(max_length=256)] = ()
+    working: Annotated[tuple[Working, ...], Meta(max_length=WORKING_MAX)] = ()
 
 
 class Suspected(Message, frozen=True):
