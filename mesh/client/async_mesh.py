@@ -38,7 +38,7 @@ from ..functions.step_trace import Stepping
 from ..scripts.world import rank, world_size
 from ..tree import PyTree
 from ..util.annotation_checks import instance
-from ..util.argument_checks import check_function, value_text
+from ..util.argument_checks import check_function, seconds_to_wait, value_text
 from .builder import MeshBuilder
 from .elastic_session import Elastic
 from .explanation import Explanation, explanation_of, texts_of, worker_and_device
@@ -1002,6 +1002,8 @@ class AsyncJob:
 
         Raises
         ------
+        InputError
+            If `timeout_s` is no number.
         DeadlineExceeded
             If there is no result after `timeout_s`; the job continues.
         Cancelled
@@ -1009,13 +1011,16 @@ class AsyncJob:
         MeshError
             If the job failed: its own error.
         """
+        within_s = seconds_to_wait(timeout_s)
         outputs = asyncio.shield(self._started.outputs)
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(within_s) as waiting:
                 return self._form.unbind(await outputs)
         except TimeoutError:
+            if not waiting.expired():  # it is the job's own
+                raise
             raise DeadlineExceeded(
-                f"the job has no result after {timeout_s:g} s", next_step="Ask again, or cancel() it"
+                f"the job has no result after {within_s:g} s", next_step="Ask again, or cancel() it"
             ) from None
         except asyncio.CancelledError:
             if self._started.outputs.cancelled():

@@ -40,7 +40,7 @@ from ..functions.compiled import Callee, Compiled
 from ..functions.step_trace import Stepping
 from ..tree import PyTree
 from ..util.annotation_checks import checked
-from ..util.argument_checks import items, value_text
+from ..util.argument_checks import items, seconds_to_wait, value_text
 from .async_mesh import OWN, OWN_OF_COMPILE, OWN_OF_SESSIONS, AsyncMesh
 from .builder import MeshBuilder
 from .elastic_session import Elastic
@@ -788,7 +788,8 @@ class Mesh:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._token is not None:
-            reset_evaluator(self._token)
+            with contextlib.suppress(ValueError):  # the block ends in another context, as that of another thread
+                reset_evaluator(self._token)
             self._token = None
         self.close()
 
@@ -877,6 +878,8 @@ class Job:
 
         Raises
         ------
+        InputError
+            If `timeout_s` is no number.
         DeadlineExceeded
             If there is no result after `timeout_s`; the job continues.
         Cancelled
@@ -1139,6 +1142,8 @@ class Step:
 
         Raises
         ------
+        InputError
+            If `timeout_s` is no number.
         DeadlineExceeded
             If there is no result after `timeout_s`; the step continues.
         Cancelled
@@ -1172,18 +1177,21 @@ class _Waiter:
         mesh._loop.call_soon(self._start, start)
 
     def value(self, timeout_s: float | None) -> Any:
+        within_s = seconds_to_wait(timeout_s)
         if not self.arrived.done():
             self._mesh._loop.check_may_wait()
             if self._mesh._async._backend.simulates:
                 self._mesh._loop.call_soon(self._attend)
         try:
-            return self.arrived.result(timeout_s)
+            if within_s is not None:
+                concurrent.futures.wait([self.arrived], within_s)
+            if within_s is not None and not self.arrived.done():
+                raise DeadlineExceeded(
+                    f"the job has no result after {within_s:g} s", next_step="Ask again, or cancel() it"
+                )
+            return self.arrived.result()
         except concurrent.futures.CancelledError:
             raise Cancelled("the job was cancelled") from None
-        except TimeoutError:
-            raise DeadlineExceeded(
-                f"the job has no result after {timeout_s:g} s", next_step="Ask again, or cancel() it"
-            ) from None
         except KeyboardInterrupt:
             self.cancel()
             raise

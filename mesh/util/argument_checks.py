@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from wire.errors import InputError, MeshError
+from wire.timeouts import SECONDS_MAX
 
 from .units import counted
 
@@ -44,6 +45,13 @@ def number(value: Any, what: str, least: float = -math.inf) -> float:
         more = f" from {least:g}" if least > -math.inf else ""
         raise InputError(f"{what} is a finite number{more}, not {real}")
     return real
+
+
+def seconds_to_wait(timeout_s: float | None) -> float | None:
+    """The seconds to wait: None for ever, which an infinite number means too.  InputError for what is no number."""
+    if timeout_s is None or (isinstance(timeout_s, numbers.Real) and timeout_s == math.inf):
+        return None
+    return min(max(number(timeout_s, "timeout_s"), 0.0), SECONDS_MAX)
 
 
 def check_number(value: Any, what: str, least: float = -math.inf, below: float = math.inf) -> None:
