@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -24,6 +25,7 @@ class LoopThread:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self._process = os.getpid()
         measure(loop)
         self._stopped = False
         self._lock = threading.Lock()  # nothing is asked of the loop once it was told to stop
@@ -32,10 +34,12 @@ class LoopThread:
 
     @property
     def stopped(self) -> bool:
-        return self._stopped
+        """Whether it ends, or is the thread of another process, from which this one was forked."""
+        return self._stopped or self._is_elsewhere()
 
     def call_soon(self, call: Callable[..., object], *args: Any) -> None:
         """Make a call on the loop; ConfigError if it was stopped."""
+        self._check_process()
         with self._lock:
             self.check_running()
             self._loop.call_soon_threadsafe(call, *args)
@@ -56,21 +60,36 @@ class LoopThread:
             raise _closed() from None
 
     def check_running(self) -> None:
+        self._check_process()
         if self._stopped:
             raise _closed()
 
     def check_may_wait(self) -> None:
-        """ConfigError on the loop's own thread, which would wait for itself."""
+        """ConfigError on the loop's own thread, which would wait for itself, and in a process that was forked, to which
+        no thread came along."""
+        self._check_process()
         if threading.get_ident() == self._thread.ident:
             raise ConfigError("a watcher cannot wait for its own mesh", next_step="Ask in another thread")
 
     def stop(self) -> None:
         """Cancel what runs, and return once the thread has ended."""
+        if self._is_elsewhere():
+            return  # it serves the process that made it
         with self._lock:
             if not self._stopped:
                 self._stopped = True
                 self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+
+    def _is_elsewhere(self) -> bool:
+        return os.getpid() != self._process
+
+    def _check_process(self) -> None:
+        if self._is_elsewhere():
+            raise ConfigError(
+                "this mesh is of the process that this one was forked from, and its thread is there",
+                next_step="Build a mesh in each process, or start processes by spawn instead of fork",
+            )
 
     def _serve(self) -> None:
         with contextlib.suppress(SystemExit):  # of a watcher, say: it ends this thread, and no other
@@ -86,17 +105,20 @@ class LoopElsewhere(LoopThread):
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self._process = os.getpid()
         self._lock = threading.Lock()
 
     @property
     def stopped(self) -> bool:
-        return not self._loop.is_running()
+        return self._is_elsewhere() or not self._loop.is_running()
 
     def check_running(self) -> None:
+        self._check_process()
         if self.stopped:
             raise _closed()
 
     def check_may_wait(self) -> None:
+        self._check_process()
         with contextlib.suppress(RuntimeError):  # no loop runs in this thread
             if asyncio.get_running_loop() is self._loop:
                 raise ConfigError(

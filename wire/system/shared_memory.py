@@ -62,6 +62,7 @@ class SharedDir:
     def __init__(self, path: Path, lock: int | None) -> None:
         self.path = path
         self._lock = lock
+        self._process = os.getpid()
 
     @classmethod
     def create(cls, base: Path | None = None) -> SharedDir:
@@ -164,8 +165,8 @@ class SharedDir:
         return os.path.join(self.path, name)
 
     def close(self) -> None:
-        """Remove the directory if this process made it.  Mappings stay valid."""
-        if self._lock is None:
+        """Remove the directory if this process made it, and not one that it was forked from.  Mappings stay valid."""
+        if self._lock is None or self._process != os.getpid():
             return
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)  # after the removal: a process that sweeps must not find it unlocked
@@ -174,6 +175,8 @@ class SharedDir:
 
     def clear(self) -> None:
         """Remove what is in it; the directory itself shows that this process runs, until it ends and others sweep."""
+        if self._process != os.getpid():
+            return
         for path in list(self.path.iterdir()) if self.path.exists() else ():
             if path.name != _LOCK:
                 _unlink(str(path))
