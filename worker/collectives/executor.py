@@ -207,14 +207,14 @@ class Executor:
             elif envelope == self._envelope:
                 self._rings_changed |= connection is None and channel.bridged  # for it will be released
                 return message
-            elif channel.remote is not None and (number := switch_number(envelope)):
+            elif connection is None and channel.remote is not None and (number := switch_number(envelope)):
                 channel.reader.release()
                 self._rings_changed = True
                 self._switch(source, channel.remote, number, tag_of(envelope))
             else:
                 self._skip(source, message, envelope)
-                # The time it takes to skip counts, too: the next wait begins with none.
-                self._channels.check(time.monotonic() - began_s, lambda: self._name(source))
+            # The time that this takes counts, too: the next wait begins with none.
+            self._channels.check(time.monotonic() - began_s, lambda: self._name(source))
 
     def _next_envelope(self, message: RingReader | Connection, ranks: tuple[int, ...]) -> bytes | None:
         """The next message's envelope; None if the connection has ended."""

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 from support.ranks import HANGS_S, channels_in_memory, connect, on_channels, sockets
 
-from wire.errors import Cancelled, ConnectFailed, DeadlineExceeded, DTypeError, OutOfMemory, ShapeError
+from wire.errors import Cancelled, ConnectFailed, DeadlineExceeded, DTypeError, GraphError, OutOfMemory, ShapeError
 from wire.ir.dtypes import BF16, F16, F32, F64, I32, DType
 from wire.ir.types import TensorType
 from worker.collectives.algorithms import ALL_REDUCE
 from worker.collectives.channels import Channels
 from worker.collectives.connection import HEAD_BYTES, Connection
 from worker.collectives.group import Group
-from worker.collectives.ring_buffer import ENVELOPE_BYTES, with_tag
+from worker.collectives.ring_buffer import ENVELOPE_BYTES, switch_marker, with_tag
 
 
 def every(n: int) -> list[tuple[int, int]]:
@@ -344,3 +344,17 @@ def test_a_rank_that_sends_old_messages_without_end_holds_up_no_other_beyond_the
     assert isinstance(result, DeadlineExceeded)
     over.set()
     sender.join(HANGS_S)
+
+
+@pytest.mark.parametrize(("tag", "error"), [(1, DeadlineExceeded), (5, GraphError), (6, Cancelled)])
+def test_a_switch_marker_over_a_connection_is_a_message_like_others(tag: int, error: type[Exception]) -> None:
+    """It belongs into a ring buffer: over a connection only a rank that lies sends one."""
+    channels = channels_in_memory(2)
+    ((here, there),) = connect(channels, every(2))
+    channels[0].deadline_s = 0.1
+    assert there._newest is not None
+    there._newest.post(switch_marker(tag, 3), memoryview(b""))
+    here.incoming = here._newest
+    (result,) = on_channels(channels[:1], lambda group, rank: group.barrier(), 5, ranks=2)
+    assert isinstance(result, error)
+    assert channels[0].peers[1].reader._words[16] == 0, "nothing of the ring buffer was read"
