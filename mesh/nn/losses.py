@@ -13,6 +13,7 @@ from ..numpy.promotion import asarray, cast, floats
 from ..util.annotation_checks import checked
 from .activations import softplus
 from .functions import check_known, log_softmax
+from .precision import wide
 
 
 @checked
@@ -293,7 +294,8 @@ def _reduced_over(loss: Array, counted: Array, reduction: str) -> Array:
     kept = mnp.where(counted, loss, 0)
     if reduction != "mean":
         return _reduced(kept, reduction)
-    return mnp.sum(kept) / cast(mnp.sum(counted), loss.type.dtype)
+    high = wide(kept)  # a sum of float16 overflows, and so does a count of more than 65,504
+    return cast(mnp.sum(high) / cast(mnp.sum(counted), high.type.dtype), loss.type.dtype)
 
 
 REDUCTIONS = ("mean", "sum", "none")
