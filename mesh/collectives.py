@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from wire.errors import InputError, ShapeError
 from wire.ir.collective_rules import REDUCTIONS
+from wire.ir.dtypes import BF16, BOOL, F16, F32, DType
 
 from . import numpy as mnp
 from . import tree
 from .core.array import Array, Operand, apply
-from .numpy.promotion import asarray
+from .numpy.promotion import asarray, inexact
+from .numpy.promotion import cast as cast_to
 from .spmd.grid import Names, PartitionSpec
 from .spmd.shard_map import current_grid
 from .transforms.pytree_functions import as_array
@@ -104,12 +106,18 @@ def all_reduce(
         return _each(x, lambda value: reduced(value, op))
     if weight is None:
         count = axis_size(axes)
-        return _each(x, lambda value: mnp.divide(reduced(value, "sum"), count))
+        return _each(x, lambda value: _mean(value, lambda wide: reduced(wide, "sum"), count))
     own = asarray(weight)
     if own.shape:
         raise InputError(f"the weight of a rank is one number, got {own.type}")
-    total = reduced(own, "sum")
-    return _each(x, lambda value: mnp.divide(reduced(mnp.multiply(value, own), "sum"), total))
+
+    def weighted(value: Array) -> Array:
+        dtype = inexact(value, own)[0].type.dtype
+        counts = cast_to(own, _dtype_of_sums(dtype))
+        total = reduced(mnp.multiply(cast_to(value, counts.type.dtype), counts), "sum")
+        return cast_to(mnp.divide(total, reduced(counts, "sum")), dtype)
+
+    return _each(x, weighted)
 
 
 @_by_ranks
@@ -202,8 +210,11 @@ def reduce_scatter(x: Operand, axes: Names, axis: int = 0, op: str = "sum") -> A
     value, group = asarray(x), _group("reduce_scatter", axes)
     at = _normal(axis, value, "reduce_scatter")
     _check_divides("reduce_scatter", value, at, axis_size(axes))
-    block = apply("reduce_scatter", value, **group, axis=at, reduction="sum" if op == "mean" else op)
-    return mnp.divide(block, axis_size(axes)) if op == "mean" else block
+    if op == "mean":
+        return _mean(
+            value, lambda wide: apply("reduce_scatter", wide, **group, axis=at, reduction="sum"), axis_size(axes)
+        )
+    return apply("reduce_scatter", value, **group, axis=at, reduction=op)
 
 
 @_by_ranks
@@ -491,6 +502,20 @@ def _each(x: PyTree, fn: Callable[[Array], Array]) -> PyTree:
     """Apply `fn` to every leaf."""
     leaves, structure = tree.flatten_with_paths(x)
     return tree.unflatten(structure, [fn(as_array(leaf, path or "the value")) for path, leaf in leaves])
+
+
+def _mean(value: Array, summed: Callable[[Array], Array], count: int) -> Array:
+    """The mean of `count` ranks from what sums them up.  The sum has room for all: that of 200 and 200 is above every
+    uint8, and that of 40,000 and 40,000 above every float16."""
+    if value.type.dtype is BOOL:
+        return summed(value)  # which refuses it
+    (own,) = inexact(value)
+    dtype = own.type.dtype
+    return cast_to(mnp.divide(summed(cast_to(own, _dtype_of_sums(dtype))), count), dtype)
+
+
+def _dtype_of_sums(dtype: DType) -> DType:
+    return F32 if dtype in (F16, BF16) else dtype
 
 
 def _check_names(paths: Sequence[str], wanted: set[str]) -> None:

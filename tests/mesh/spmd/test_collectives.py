@@ -352,3 +352,35 @@ def test_a_permutation_and_its_inverse(group: Any, data: Any) -> None:
     back = [(destination, source) for source, destination in there]
     found = on_ranks(grid, lambda x: collectives.permute(collectives.permute(x, axes, there), axes, back), given_)
     assert_ranks(found, given_)
+
+
+@pytest.mark.parametrize(
+    ("number", "dtype"),
+    [
+        (200, np.uint8),
+        (-100, np.int8),
+        (30000, np.int16),
+        (2**31 - 1, np.int32),
+        (2**63 - 1, np.int64),
+        (4e4, np.float16),
+    ],
+)
+def test_a_mean_has_room_for_its_sum(number: float, dtype: Any) -> None:
+    """The sum was made in the dtype of the arrays: the mean of 200 and 200 was 72, that of 40,000 in f16 infinite."""
+    given = [np.full((4,), number, dtype)] * 4
+    wanted = np.mean(given, axis=0)
+    for fn, count in (
+        (lambda x: collectives.all_reduce(x, "dp", "mean"), 4),
+        (lambda x: collectives.reduce_scatter(x, "dp", op="mean"), 1),
+        (lambda x: collectives.all_reduce(x, "dp", "mean", weight=mnp.asarray(70_000)), 4),
+        (lambda x: collectives.all_reduce(x, "dp", "mean", weight=mnp.asarray(3, dtype="uint8")), 4),
+    ):
+        for found in on_ranks(FOUR, fn, given):
+            assert found.dtype == (np.float16 if dtype is np.float16 else np.float32)
+            np.testing.assert_allclose(found, wanted[:count], rtol=1e-3 if dtype is np.float16 else 1e-6)
+
+
+def test_a_mean_of_halves_that_overflow_has_a_derivative() -> None:
+    mean = mesh.shard_map(lambda x: collectives.all_reduce(x, "dp", "mean"), FOUR, P("dp"), P())
+    slope = mesh.grad(lambda x: mnp.sum(mean(x)))(np.full(4, 4e4, np.float16))
+    np.testing.assert_array_equal(np.asarray(slope), np.full(4, 0.25, np.float16))
