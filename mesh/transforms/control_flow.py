@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from wire.errors import InputError
-from wire.ir.dtypes import BOOL, I32
+from wire.ir.dtypes import BOOL, I32, DType
 from wire.ir.graph import WireGraph
 from wire.ir.types import TensorType
 
@@ -21,7 +21,7 @@ from .. import numpy as mnp
 from .. import tree
 from ..core.array import Array, strong
 from ..core.multi_output import several
-from ..numpy.promotion import asarray, cast
+from ..numpy.promotion import asarray, cast, common_dtype, scalar
 from ..numpy.promotion import operands as alike
 from ..tree import PyTree, Tree
 from ..util.annotation_checks import truth
@@ -365,10 +365,11 @@ def _carried(op: str, fn: Function, init: _Leaves, rows: Sequence[Array]) -> tup
             before, after = carry.arrays[place], body.outputs[place]
             if after.type == before.type:
                 continue
-            if after.weak and after.shape == before.shape:
-                body.outputs[place] = cast(after, before.type.dtype)
-            elif before.weak and after.shape == before.shape:
-                widened[place] = strong(cast(before, after.type.dtype))
+            common = _common_dtype(before, after)
+            if after.weak and common is before.type.dtype:
+                body.outputs[place] = _fitted(after, common)
+            elif before.weak and common is after.type.dtype:
+                widened[place] = _fitted(before, common) if after.weak else strong(_fitted(before, common))
             else:
                 where = path or "its only leaf"
                 raise InputError(
@@ -385,14 +386,29 @@ def _agree(first: _Body, second: _Body, place: int, path: str) -> None:
     left, right = first.outputs[place], second.outputs[place]
     if left.type == right.type:
         return
-    if left.shape == right.shape and (left.weak or right.weak):
-        dtype = right.type.dtype if left.weak else left.type.dtype
-        first.outputs[place], second.outputs[place] = cast(left, dtype), cast(right, dtype)
+    common = _common_dtype(left, right)
+    if common is not None:
+        first.outputs[place], second.outputs[place] = _fitted(left, common), _fitted(right, common)
         return
     raise InputError(
         f"cond's branches differ at {path or 'their only result'!r}: {left.type} and {right.type}",
         next_step="Both must return the same shapes and dtypes; convert with astype",
     )
+
+
+def _common_dtype(left: Array, right: Array) -> DType | None:
+    """The dtype of both where one is a Python number at least and they have one shape.  A Python number adapts to an
+    array as it does in sums: 0.5 beside integers is a float, and does not become 0."""
+    if left.shape != right.shape or not (left.weak or right.weak):
+        return None
+    return common_dtype([left, right])[0]
+
+
+def _fitted(array: Array, dtype: DType) -> Array:
+    """The array in a dtype; InputError for a known Python integer that the dtype does not hold."""
+    if array.weak and array.value is not None and array.value.size == 1 and dtype.kind in "iu":
+        scalar(array.value.item(), dtype)
+    return cast(array, dtype)
 
 
 def _union(groups: Sequence[Sequence[Array]]) -> list[Array]:

@@ -206,3 +206,40 @@ def test_a_loop_runs_once_for_all_of_its_results_that_somebody_holds() -> None:
         assert float(last) == 10
         np.testing.assert_array_equal(np.asarray(rows), [0, 0, 2, 9, 24])
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("then", "otherwise", "wanted"),
+    [
+        (0.5, 1, np.float32(0.5)),
+        (1, 0.5, np.float32(1)),
+        (2, True, np.int32(2)),
+        (0.5, np.int32(3), np.float32(0.5)),
+        (0.5, np.float16(3), np.float16(0.5)),
+        (3, np.uint8(200), np.uint8(3)),
+    ],
+)
+def test_branches_of_python_numbers_promote_as_sums_do(then: Any, otherwise: Any, wanted: Any) -> None:
+    """0.5 beside 1 was cast to the dtype of the other branch: 0."""
+    same(mesh.cond(True, lambda: then, lambda: otherwise), wanted)
+    same(mesh.cond(False, lambda: otherwise, lambda: then), wanted)
+
+
+def test_a_python_number_as_a_carry_widens_to_what_the_body_gives() -> None:
+    """It was cast to the dtype of the first carry: all of these were 0.  The numbers are JAX's."""
+    same(mesh.fori_loop(0, 3, lambda i, c: c * 0.5, 3), np.float32(0.375))
+    same(mesh.while_loop(lambda c: c > 0.1, lambda c: c * 0.5, 3), np.float32(0.09375))
+    same(mesh.scan(lambda c, x: (0.5, c), 3, X), (np.float32(0.5), np.array([3, 0.5, 0.5], np.float32)))
+    same(mesh.scan(lambda c, x: (c + 2, c), True, X), (np.int32(7), np.array([1, 3, 5], np.int32)))
+
+
+def test_what_would_cut_a_number_off_is_refused() -> None:
+    rows = np.array([1, 2, 3], np.int32)
+    for refused in (
+        lambda: mesh.scan(lambda c, x: (x, c), 0.5, rows),
+        lambda: mesh.scan(lambda c, x: (0.5, c), np.int32(3), rows),
+        lambda: mesh.scan(lambda c, x: (300, c), np.uint8(3), rows),
+        lambda: mesh.cond(True, lambda: 300, lambda: np.uint8(3)),
+    ):
+        with pytest.raises(InputError):
+            refused()
