@@ -34,7 +34,7 @@ class ParamSlices:
     def __init__(self, held: TensorStore) -> None:
         self._held = held
         self._addresses: OrderedDict[_Key, bytes] = OrderedDict()
-        self._origins: dict[bytes, _Key] = {}
+        self._origins: dict[bytes, dict[_Key, None]] = {}  # zeros are slices of many params
         self._cut: dict[bytes, memoryview] = {}  # of those that are being sent
 
     async def params(self, wanted: Iterable[FromParam], bindings: Bindings) -> dict[FromParam, Content]:
@@ -49,9 +49,9 @@ class ParamSlices:
         if known is None:
             size_bytes = TensorType(source.window.sizes, kind.dtype).size_bytes
             known = self._addresses[key] = await off_loop(size_bytes, hash_array, self._array(key))
-            self._origins[known] = key
+            self._origins.setdefault(known, {})[key] = None
             while len(self._addresses) > KNOWN_MAX:
-                self._origins.pop(self._addresses.popitem(last=False)[1], None)
+                self._forget(*self._addresses.popitem(last=False))
         self._addresses.move_to_end(key)
         return known, TensorType(source.window.sizes, kind.dtype)
 
@@ -71,9 +71,15 @@ class ParamSlices:
 
         return serving
 
+    def _forget(self, key: _Key, address: bytes) -> None:
+        origins = self._origins[address]
+        del origins[key]
+        if not origins:
+            del self._origins[address]
+
     async def _make(self, address: bytes) -> None:
-        key = self._origins.get(address)
-        if key is not None and key[0] in self._held and address not in self._held:
+        key = next((key for key in self._origins.get(address, ()) if key[0] in self._held), None)
+        if key is not None and address not in self._held:
             size_bytes = TensorType(key[2].sizes, key[1].dtype).size_bytes
             self._cut[address] = await off_loop(size_bytes, tensor_bytes, self._array(key))
 

@@ -160,6 +160,32 @@ def test_a_slice_is_content_of_its_own_hashed_once_and_cut_when_asked_for(monkey
     asyncio.run(ask())
 
 
+def test_a_slice_of_two_params_is_there_as_long_as_one_of_them_is() -> None:
+    """Zeros of moments and biases are the same bytes, in whichever program."""
+    held, small, large = TensorStore(), np.zeros((4, 6), np.float32), np.zeros((8, 6), np.float32)
+    slices, of_small, of_large = ParamSlices(held), hash_array(small), hash_array(large)
+
+    async def serve(_link: Link, asked: FetchBlob) -> Blob:
+        data = slices.find(asked.blob)
+        if data is None:
+            raise BlobMissing("it is not held here")
+        return Blob(data.nbytes, bytes(data))
+
+    async def ask() -> None:
+        link: Any = None
+        for address, array in ((of_small, small), (of_large, large)):
+            held.hold(address, array)
+            kind = TensorType((len(array), 6), F32)
+            ((blob, _),) = (await slices.params([FromParam("w", TOP)], {"w": (address, kind)})).values()
+        held.release(of_large)
+        assert (await slices.before(serve)(link, FetchBlob(blob, 1))).data == bytes(48)
+        held.hold(of_large, large)
+        held.release(of_small)
+        assert (await slices.before(serve)(link, FetchBlob(blob, 2))).data == bytes(48)
+
+    asyncio.run(ask())
+
+
 class Recorded:
     """A link that notes the Runs it is given, answers them once their inputs are there, and takes its time for
     streams."""
