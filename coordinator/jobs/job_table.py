@@ -79,6 +79,7 @@ class Job:
     kept: Mapping[str, Any] = field(default_factory=lambda: _NOTHING)  # what the journal said of its values
     state: str = "arriving"
     accepted: bool = False
+    saving: bool = False  # its entry is on its way to the journal
     ended_s: float = 0.0
     outputs: Any = None
     report: str = ""
@@ -223,7 +224,7 @@ class JobTable:
         """Everything the job needs is here; nothing happens if it was cancelled meanwhile."""
         if job.state != "arriving":
             return []
-        job.work = work
+        job.work, job.saving = work, True
         return [Save(job, "accepted", _facts(job))]
 
     def refused(self, job: Job, now: float, error: MeshError) -> list[Action]:
@@ -248,10 +249,14 @@ class JobTable:
         return [self._save_end(job)]
 
     def cancel(self, job: Job, now: float) -> list[Action]:
-        """Stop a job that is not over."""
+        """Stop a job that is not over.  One whose entry is on its way to the journal ends once that is there or was
+        refused: over before, its id would be free, and its end be written after the entry of the next one."""
         error = Cancelled("the job was cancelled")
         if job.state == "running" and not job.final:
             return [Stop(job)]
+        if job.saving:
+            job.stopped_by = error
+            return []
         return self.ran(job, now, error=error) if job.accepted else self.refused(job, now, error)
 
     def saved(self, save: Save, now: float) -> list[Action]:
@@ -259,9 +264,9 @@ class JobTable:
         job = save.job
         match save.kind:
             case "accepted":
-                job.accepted = True
-                if job.state in FINAL:  # cancelled while it was being written
-                    return [self._save_end(job)]
+                job.accepted, job.saving = True, False
+                if job.stopped_by is not None:
+                    return self.ran(job, now, error=job.stopped_by)
                 job.state = "queued"
                 self._tell(job, now, "queued")
                 self._log_waiting(job, now)
@@ -279,7 +284,8 @@ class JobTable:
         job = save.job
         match save.kind:
             case "accepted":
-                return self.refused(job, now, error)
+                job.saving = False
+                return self.refused(job, now, job.stopped_by or error)
             case "ended":
                 if job.retry_s is None:
                     self._tell(job, now, f"not kept yet: {error}")

@@ -160,9 +160,41 @@ def test_a_job_that_was_cancelled_while_it_was_written_is_written_as_cancelled()
     (save,) = story.table.arrived(job, 0.0, "work")
     assert isinstance(save, Save)
     story.do(story.table.cancel(job, 1.0))
+    assert job.state not in FINAL, "nobody may be told before the journal says so"
     story.do(story.table.saved(save, 2.0))
-    assert story.actions == ["Notify a", "Save a ended"]
+    assert story.actions == ["Save a ended", "Notify a"]
     assert (story.journal[-1][2]["state"], job.state) == ("cancelled", "cancelled")
+
+
+def test_a_job_that_was_cancelled_while_the_disk_refused_it_is_cancelled() -> None:
+    story = Story()
+    job = story.table.submit(Job("a", "", "c", True, 0.0))
+    (save,) = story.table.arrived(job, 0.0, "work")
+    assert isinstance(save, Save)
+    story.do(story.table.cancel(job, 1.0))
+    story.do(story.table.save_failed(save, 2.0, NotDurable("the disk is full")))
+    assert (job.state, job.accepted, story.actions, story.journal) == ("cancelled", False, ["Notify a"], [])
+
+
+def test_the_end_of_a_cancelled_job_is_not_written_over_a_later_job_of_its_id() -> None:
+    """A journal that is slow: what it is given it writes later, in that order."""
+    story, slow = Story(), list[Action]()
+    first = story.table.submit(Job("a", "", "c", True, 0.0))
+    slow += story.table.arrived(first, 0.0, "work")
+    slow += [action for action in story.table.cancel(first, 1.0) if isinstance(action, Save)]
+    second = story.table.submit(Job("a", "", "c", True, 2.0))
+    if second is not first:
+        slow += story.table.arrived(second, 2.0, "work")
+    written, done = list[tuple[Job, str]](), list[Action]()
+    while slow:
+        save = slow.pop(0)
+        assert isinstance(save, Save)
+        written.append((save.job, save.kind))
+        done = story.table.saved(save, 3.0)
+        slow += [action for action in done if isinstance(action, Save)]
+    last, kind = written[-1]
+    assert last is story.job("a"), "the journal ends with another job than the one of that id"
+    assert (kind, last.state) == ("ended", "cancelled")
 
 
 def test_a_client_with_too_many_waiting_is_told_so() -> None:
