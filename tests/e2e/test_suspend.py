@@ -52,7 +52,7 @@ def test_a_worker_leaves_before_its_machine_sleeps_and_is_back_as_it_wakes(tmp_p
                 np.testing.assert_array_equal(mesh.run(layer, X, held), expected)
                 assert mesh.report().weight_bytes_moved == 0
             assert laptop.stop(signal.SIGTERM) == 0
-        assert "its machine goes to sleep" not in laptop.log.read_text()
+        assert "leaving: its machine goes to sleep" not in laptop.log.read_text(), "the process stays"
         assert not logind.held, "whoever ends holds nothing up"
 
 

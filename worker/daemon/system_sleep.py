@@ -20,6 +20,7 @@ log = logging.getLogger("graph_mesh.worker")
 
 LOGIND = "org.freedesktop.login1"
 PATH = "/org/freedesktop/login1"
+BUS = "org.freedesktop.DBus"
 MANAGER = "org.freedesktop.login1.Manager"
 
 
@@ -32,6 +33,7 @@ class SleepWatch:
         self._bus: Any = None
         self._lock: Any = None  # the descriptor that holds a sleep up until it is closed
         self._asked = 0  # serial number of the last request for one
+        self._logind: str | None = None  # the bus's own name of what answered it
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._tasks = Tasks()
 
@@ -57,8 +59,11 @@ class SleepWatch:
     def _subscribe(self) -> None:
         from jeepney import MatchRule, message_bus
 
-        rule = MatchRule(type="signal", sender=LOGIND, path=PATH, interface=MANAGER, member="PrepareForSleep")
-        self._bus.send(message_bus.AddMatch(rule))
+        sleeps = MatchRule(type="signal", sender=LOGIND, path=PATH, interface=MANAGER, member="PrepareForSleep")
+        restarts = MatchRule(type="signal", sender=BUS, interface=BUS, member="NameOwnerChanged")
+        restarts.add_arg_condition(0, LOGIND)
+        for rule in (sleeps, restarts):
+            self._bus.send(message_bus.AddMatch(rule))
 
     def _hold(self) -> None:
         """Ask for a lock: from its grant on, a sleep waits a few seconds for us."""
@@ -88,13 +93,20 @@ class SleepWatch:
         from jeepney import HeaderFields, MessageType
 
         fields, kind = message.header.fields, message.header.message_type
-        if kind is MessageType.signal and fields.get(HeaderFields.member) == "PrepareForSleep":
-            self._on_prepare_for_sleep(bool(message.body[0]))
-        elif fields.get(HeaderFields.reply_serial) == self._asked and kind is MessageType.method_return:
-            self._let_go()
-            self._lock = message.body[0]
-        elif fields.get(HeaderFields.reply_serial) == self._asked and kind is MessageType.error:
-            log.debug("this machine's sleep is not held up: %s", " ".join(map(str, message.body)))
+        sender, member = fields.get(HeaderFields.sender), fields.get(HeaderFields.member)
+        if kind is MessageType.signal:
+            # Anybody on the bus can send us a signal of this name; the sender is what the bus says.
+            if member == "PrepareForSleep" and sender == self._logind:
+                self._on_prepare_for_sleep(bool(message.body[0]))
+            elif member == "NameOwnerChanged" and sender == BUS and message.body[2]:
+                self._hold()  # logind was started anew
+        elif fields.get(HeaderFields.reply_serial) == self._asked:
+            self._logind = sender
+            if kind is MessageType.method_return:
+                self._let_go()
+                self._lock = message.body[0]
+            else:
+                log.debug("this machine's sleep is not held up: %s", " ".join(map(str, message.body)))
 
     def _on_prepare_for_sleep(self, begins: bool) -> None:
         if begins:

@@ -180,7 +180,8 @@ def _drivers() -> Iterator[Path]:
         yield from _paths(variable)
     for variable in _VULKAN_IN:
         yield from (path / "vulkan" for path in _paths(variable))
-    yield from (Path.home() / folder / "vulkan" for folder in (".local/share", ".config"))
+    home = os.path.expanduser("~")  # "~" itself for a user without one
+    yield from (Path(home, folder, "vulkan") for folder in (".local/share", ".config"))
 
 
 def _paths(variable: str) -> Iterator[Path]:

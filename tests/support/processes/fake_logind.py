@@ -22,6 +22,7 @@ class FakeLogind:
         self._path = folder / "bus"
         self.address = f"unix:path={self._path}"
         self._lock = -1  # our end of the pipe whose other end is the lock
+        self.asked_by = ""  # the bus's name of who asked for it
         self._bus: Any = None
         self._daemon: subprocess.Popen[str] | None = None
 
@@ -55,6 +56,7 @@ class FakeLogind:
             message = self._bus.receive(timeout=ANSWER_S)
             if message.header.message_type is MessageType.method_call:
                 assert message.header.fields[HeaderFields.member] == "Inhibit"
+                self.asked_by = message.header.fields[HeaderFields.sender]
                 break
         self._forget()
         self._lock, theirs = os.pipe()
@@ -68,6 +70,26 @@ class FakeLogind:
         from jeepney import DBusAddress, new_signal
 
         self._bus.send(new_signal(DBusAddress(PATH, interface=MANAGER), "PrepareForSleep", "b", (begins,)))
+
+    def lie(self, begins: bool) -> None:
+        """Somebody else tells who asked for the lock that the machine goes to sleep, or is awake again."""
+        from jeepney import DBusAddress, HeaderFields, message_bus, new_signal
+        from jeepney.io.blocking import open_dbus_connection
+
+        with open_dbus_connection(self.address) as bus:
+            signal = new_signal(DBusAddress(PATH, interface=MANAGER), "PrepareForSleep", "b", (begins,))
+            signal.header.fields[HeaderFields.destination] = self.asked_by
+            bus.send(signal)
+            bus.send_and_get_reply(message_bus.GetId(), timeout=ANSWER_S)  # the bus has passed the signal on
+
+    def restart(self) -> None:
+        """Stop being logind, and be it again by another name on the bus."""
+        from jeepney import message_bus
+        from jeepney.io.blocking import open_dbus_connection
+
+        self._bus.close()
+        self._bus = open_dbus_connection(self.address, enable_fds=True)
+        self._bus.send_and_get_reply(message_bus.RequestName(NAME), timeout=ANSWER_S)
 
     @property
     def held(self) -> bool:
