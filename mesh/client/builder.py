@@ -8,7 +8,8 @@ A builder is an immutable value: every method returns a new one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,19 @@ from ..util.units import check_fraction, parse_size
 if TYPE_CHECKING:
     from .async_mesh import AsyncMesh
     from .mesh import Mesh
+
+
+@contextmanager
+def _refusals_named() -> Iterator[None]:
+    """Name what the system refuses while a mesh is built."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            "the system refuses what a mesh needs",
+            cause=str(error),
+            next_step="Raise that limit of this process, or make room; ulimit -a shows the limits",
+        ) from error
 
 
 class MeshBuilder:
@@ -472,7 +486,7 @@ class MeshBuilder:
         ConnectFailed
             If nodes do not answer; the error names each of them.
         ConfigError
-            If no node was named, or names do not go together.
+            If no node was named, or names do not go together; also if the system refuses processes or open files.
 
         Examples
         --------
@@ -483,7 +497,8 @@ class MeshBuilder:
         """
         from .mesh import Mesh
 
-        return Mesh(self.config)
+        with _refusals_named():
+            return Mesh(self.config)
 
     async def build_async(self) -> AsyncMesh:
         """Connect to everything, on the running event loop.
@@ -498,7 +513,7 @@ class MeshBuilder:
         ConnectFailed
             If nodes do not answer; the error names each of them.
         ConfigError
-            If no node was named, or names do not go together.
+            If no node was named, or names do not go together; also if the system refuses processes or open files.
 
         Examples
         --------
@@ -513,7 +528,8 @@ class MeshBuilder:
         """
         from .async_mesh import AsyncMesh
 
-        return await AsyncMesh.connect(self.config)
+        with _refusals_named():
+            return await AsyncMesh.connect(self.config)
 
     def _with(self, **changes: object) -> MeshBuilder:
         return MeshBuilder(replace(self.config, **changes))  # type: ignore[arg-type]
