@@ -248,4 +248,6 @@ def warmup_cosine(peak: float, warmup: int, steps: int, end: float = 0.0, start:
 
 
 def _share(count: Operand, steps: int) -> Array:
+    if steps <= 0:  # the end is reached at once, and no step is 0/0 of the way
+        return mnp.positive(1.0)
     return mnp.clip(counted(count) / steps, 0.0, 1.0)

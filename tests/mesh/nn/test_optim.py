@@ -159,3 +159,11 @@ def test_params_of_64_bits_are_stepped_in_64_bits() -> None:
     ):
         updates, _ = rate.update(np.ones(3), rate.init(params), params)
         np.testing.assert_array_equal(np.asarray(updates), [-0.1] * 3)
+
+
+def test_schedules_of_no_steps_are_at_their_end() -> None:
+    """0 of 0 steps was no number, which the params became: that of warmup_cosine at its last step, without a decay."""
+    assert float(optim.linear(1.0, 0.5, 0)(0)) == 0.5
+    assert float(optim.cosine(1.0, 0, end=0.5)(0)) == 0.5
+    assert [float(optim.warmup_cosine(1.0, 4, 4, end=0.5)(step)) for step in (0, 2, 4, 5)] == [0, 0.5, 0.5, 0.5]
+    assert [float(optim.warmup_cosine(1.0, 0, 4, end=0.5)(step)) for step in (0, 4)] == [1, 0.5]
