@@ -36,8 +36,8 @@ def zero_like(array: Array) -> Array:
 def _pow_base(g: Array, z: Array, x: Array, y: Array) -> Array:
     exponent = _number(y)
     if exponent is None:
-        slope = y * mnp.pow(x, y - 1)
-        return g * choose(mnp.equal(y, 0), zero_like(slope), slope)  # 0 * x**-1 is not a number at x = 0
+        unknown = mnp.logical_and(mnp.equal(y, 0), mnp.equal(x, 0))  # 0 * x**-1 is not a number at x = 0
+        return g * (y * mnp.pow(choose(unknown, like(1, x), x), y - 1))  # y has a derivative of this at 0, too
     if exponent == 0:
         return mnp.zeros_like(z)
     return g * (exponent * mnp.pow(x, exponent - 1 if exponent != 1 else 0.0))

@@ -15,6 +15,8 @@ import pytest
 from support.cases.smooth_cases import SMOOTH, Smooth
 from support.differences import Numbers, along, assert_close, inner, numbers
 
+import mesh
+import mesh.numpy as mnp
 from mesh.core.array import Array, apply
 from mesh.numpy import asarray
 from mesh.transforms.jvp_rules import JVPS, forward
@@ -130,3 +132,13 @@ def test_flat_ops_have_no_derivative(op: str) -> None:
     fn: Callable[..., Any] = partial(lambda each: [apply(op, each)])
     assert backward(fn, [x])[1]([asarray(np.ones(2))]) == [None]
     assert forward(fn, [x], [asarray(np.ones(2))])[1] == [None]
+
+
+def test_a_power_has_mixed_derivatives_where_the_exponent_is_0() -> None:
+    """d/dy d/dx x^y at y = 0 was 0, and is 1 / x, as d/dx d/dy is."""
+    x, y = np.array([0.5, 2.0, 3.0]), np.zeros(3)
+    by_base = mesh.grad(lambda x, y: mnp.sum(mnp.pow(x, y)))
+    by_exponent = mesh.grad(lambda x, y: mnp.sum(mnp.pow(x, y)), argnums=1)
+    np.testing.assert_allclose(np.asarray(mesh.grad(lambda y: mnp.sum(by_base(x, y)))(y)), 1 / x)
+    np.testing.assert_allclose(np.asarray(mesh.grad(lambda x: mnp.sum(by_exponent(x, y)))(x)), 1 / x)
+    np.testing.assert_array_equal(np.asarray(by_base(np.zeros(1), np.zeros(1))), [0.0])
