@@ -358,7 +358,7 @@ def randint(key: Operand, shape: Shape, low: int, high: int, dtype: DTypeLike = 
     Returns
     -------
     Array, shape
-        Integers.  Probabilities differ by the rounding of 64 random bits.
+        Integers.  Probabilities differ by the rounding of 64 random bits, of 128 where there are more than 2^32.
 
     Raises
     ------
@@ -380,8 +380,7 @@ def randint(key: Operand, shape: Shape, low: int, high: int, dtype: DTypeLike = 
         raise InputError(f"{low} to {high - 1} does not fit {kind.name}")
     wanted = manipulation.to_shape(shape)
     if span > 1 << 32:
-        whole = bits(key, wanted, U64)
-        drawn = whole if span == 1 << 64 else whole % scalar(span, U64)
+        drawn = bits(key, wanted, U64) if span == 1 << 64 else _below(bits(key, (*wanted, 2), U64), span)
         return cast(drawn + scalar(low % (1 << 64), U64), kind)
     pair = _words(_key(key), (*wanted, 2))
     drawn = pair[..., 1] if span == 1 << 32 else _below(pair, span)
@@ -651,18 +650,22 @@ def _open_unit(key: Operand, shape: tuple[int, ...], kind: DType) -> Array:
 
 
 def _below(pair: Array, span: int) -> Array:
-    """floor(fraction * span) of the 64-bit fractions that are pairs of words; in 32 bits, for every engine."""
+    """floor(fraction * span) of the fractions that are pairs of words, in words: those of 32 bits, for every engine, or
+    of 64 bits for a wide span."""
     high, low = pair[..., 0], pair[..., 1]
-    carried = high * scalar(span, U32) + _high_word(low, span)
-    return _high_word(high, span) + cast(carried < _high_word(low, span), U32)
+    carried = high * scalar(span, pair.type.dtype) + _high_word(low, span)
+    return _high_word(high, span) + cast(carried < _high_word(low, span), pair.type.dtype)
 
 
 def _high_word(x: Array, by: int) -> Array:
-    """The upper 32 bits of the 64 of x * by, by the school's method on halves."""
-    halves, upper, lower = 0xFFFF, scalar(by >> 16, U32), scalar(by & 0xFFFF, U32)
-    first = (x >> 16) * lower + (((x & halves) * lower) >> 16)
+    """The upper word of the two of x * by, by the school's method on halves."""
+    word = x.type.dtype
+    half = 4 * word.itemsize  # bits
+    halves = (1 << half) - 1
+    upper, lower = scalar(by >> half, word), scalar(by & halves, word)
+    first = (x >> half) * lower + (((x & halves) * lower) >> half)
     second = (x & halves) * upper + (first & halves)
-    return (x >> 16) * upper + (first >> 16) + (second >> 16)
+    return (x >> half) * upper + (first >> half) + (second >> half)
 
 
 def _order(key: Operand, size: int) -> Array:

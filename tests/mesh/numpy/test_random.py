@@ -191,3 +191,18 @@ def test_misuse_is_said(call: Any, error: Any) -> None:
 
 SPLIT_OF_7 = [[1399050475, 3844594329], [1463546940, 3405490802]]
 FOLD_OF_7 = [3635311895, 3060304482]
+
+
+def test_randint_over_most_of_64_bits_is_even() -> None:
+    """A remainder of 64 bits drew the lower third of this range with probability 1/2."""
+    found = drawn(random.randint(KEY, (20_000,), -(1 << 63), 1 << 62, np.int64))
+    share = (found < -(1 << 62)).mean()
+    assert abs(share - 1 / 3) < 0.02
+    assert found.max() < 1 << 62
+
+
+@pytest.mark.parametrize("span", [(1 << 32) + 1, 10**12 + 7, (1 << 63) + 12345, (1 << 64) - 1])
+def test_randint_of_a_wide_span_is_the_fraction_of_128_bits(span: int) -> None:
+    pairs = drawn(random.bits(KEY, (50, 2), np.uint64)).tolist()
+    expected = [((high << 64 | low) * span) >> 128 for high, low in pairs]
+    assert drawn(random.randint(KEY, (50,), 0, span, np.uint64)).tolist() == expected
