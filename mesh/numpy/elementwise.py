@@ -14,7 +14,7 @@ from functools import wraps
 from typing import Any
 
 from wire.errors import DTypeError, InputError
-from wire.ir.dtypes import BOOL, DType, dtype_named
+from wire.ir.dtypes import BF16, BOOL, F16, F32, DType, dtype_named
 
 from ..core.array import Array, Operand, apply, renamed, weakened
 from ..util.argument_checks import integer
@@ -315,12 +315,16 @@ def round(x: Operand, decimals: int = 0) -> Array:
     decimals is negative."""
     (array,) = operands(x)
     decimals = integer(decimals, "decimals", -308, 309)
-    inexact, scale = array.type.dtype.kind in "fc", 10.0 ** builtins.abs(decimals)
-    if decimals == 0 or (not inexact and decimals > 0):
-        return apply("round", array) if inexact else renamed(array)
+    if array.type.dtype.kind not in "fc":
+        return renamed(array) if decimals >= 0 else _rounded_integers(array, 10**-decimals)
+    if decimals == 0:
+        return apply("round", array)
+    high, scale = _single(array), 10.0 ** builtins.min(builtins.abs(decimals), 308)
     if decimals > 0:
-        return divide(apply("round", multiply(array, scale)), scale)
-    return cast(multiply(apply("round", divide(array, scale)), scale), array.type.dtype)
+        scaled = multiply(high, scale)
+        fits = isfinite(scaled)  # a number that has no such places stays
+        return cast(where(fits, divide(apply("round", scaled), scale), high), array.type.dtype)
+    return cast(multiply(apply("round", divide(high, scale)), scale), array.type.dtype)
 
 
 # -- tests and signs --------------------------------------------------------------------------------------
@@ -465,6 +469,23 @@ def where(condition: Operand, x1: Operand, x2: Operand) -> Array:
 _BITS = {2: dtype_named("i16"), 4: dtype_named("i32"), 8: dtype_named("i64")}
 _EXP_BOUND = {"f16": 10.0}  # above it, in other dtypes above 20, exp(-x) is lost beside exp(x), which is finite still
 _SQUARE_BOUND = {"f16": 100.0}  # above it, in other dtypes above 1e8, x*x + 1 is x*x to the dtype's precision
+
+
+def _single(array: Array) -> Array:
+    """Halves as float32, which have room for what is made of them on the way."""
+    return cast(array, F32) if array.type.dtype in (F16, BF16) else array
+
+
+def _rounded_integers(array: Array, unit: int) -> Array:
+    """Integers to multiples of an even number, halves to the even multiple, exactly."""
+    bounds = INT_BOUNDS.get(array.type.dtype.name)
+    if bounds is None or unit > bounds[1]:  # bools, and integers that are all nearer to 0
+        return multiply(array, 0) if bounds else logical_and(array, False)
+    multiple = floor_divide(array, unit)
+    rest = subtract(array, multiply(multiple, unit))
+    odd = not_equal(bitwise_and(multiple, 1), 0)
+    up = logical_or(greater(rest, unit // 2), logical_and(equal(rest, unit // 2), odd))
+    return multiply(add(multiple, cast(up, array.type.dtype)), unit)
 
 
 def _bits(array: Array) -> Array:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from wire.errors import InputError, ShapeError
-from wire.ir.dtypes import I32
+from wire.ir.dtypes import F32, I32, PARTS, dtype_named
 
 from ..core.array import Array, DTypeLike, Operand, apply, renamed
 from ..util.annotation_checks import checked
@@ -290,8 +290,11 @@ def sinc(x: Operand) -> Array:
     """sin(pi x) / (pi x), 1 at 0."""
     (array,) = inexact(x)
     angle = elementwise.multiply(array, math.pi)
-    zero = elementwise.equal(angle, 0)
-    return elementwise.where(zero, 1, elementwise.divide(elementwise.sin(angle), elementwise.where(zero, 1, angle)))
+    near = elementwise.less(elementwise.abs(angle), 0.05)  # there the quotient has no exact derivatives, and none at 0
+    squared = elementwise.square(elementwise.where(near, angle, 0))
+    series = 1 - squared / 6 * (1 - squared / 20 * (1 - squared / 42))
+    apart = elementwise.where(near, 1, angle)
+    return elementwise.where(near, series, elementwise.divide(elementwise.sin(apart), apart))
 
 
 def deg2rad(x: Operand) -> Array:
@@ -328,12 +331,25 @@ def nan_to_num(x: Operand, *, nan: float = 0.0, posinf: float | None = None, neg
 @checked
 def isclose(x1: Operand, x2: Operand, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Array:
     """True where |x1 - x2| <= atol + rtol |x2|, or both are the same infinity, or (if asked for) both are NaN."""
-    left, right = inexact(x1, x2)
+    left, right = operands(x1, x2)
+    if left.type.dtype.kind in "iu":
+        gap, same = cast(_distance(left, right), F32), elementwise.equal(left, right)
+        return elementwise.logical_or(gap <= elementwise.abs(cast(right, F32)) * rtol + atol, same)
+    left, right = inexact(left, right)
     gap, room = elementwise.abs(left - right), elementwise.add(elementwise.abs(right) * rtol, atol)
     near = elementwise.logical_and(elementwise.less_equal(gap, room), elementwise.isfinite(right))
     near = elementwise.logical_or(near, elementwise.equal(left, right))
     both = elementwise.logical_and(elementwise.isnan(left), elementwise.isnan(right))
     return elementwise.logical_or(near, both) if equal_nan else near
+
+
+def _distance(left: Array, right: Array) -> Array:
+    """How far integers are apart, which their own dtype may not hold, as unsigned ones."""
+    apart = elementwise.where(left > right, left - right, right - left)
+    return cast(apart, _UNSIGNED.get(left.type.dtype, left.type.dtype))
+
+
+_UNSIGNED = {dtype_named(f"i{bits}"): dtype_named(f"u{bits}") for bits in (8, 16, 32, 64)}
 
 
 @checked
@@ -374,7 +390,8 @@ def average(x: Operand, axis: int | None = None, weights: Operand | None = None,
     """The mean, each element as often as its weight says (of x's shape, or one per position of the axis)."""
     if weights is None:
         return reductions.mean(x, axis, keepdims=keepdims)
-    array, weight = inexact(x, weights)
+    array, weight = (_wide(each) for each in inexact(x, weights))
+    dtype = inexact(x, weights)[0].type.dtype
     if weight.shape != array.shape:
         if axis is None or weight.shape != (array.shape[normal_axis(axis, array.ndim)],):
             raise ShapeError(f"weights {weight.shape} for an array {array.shape} along axis {axis}")
@@ -382,7 +399,7 @@ def average(x: Operand, axis: int | None = None, weights: Operand | None = None,
         weight = reshape(weight, [dim if at == place else 1 for at, dim in enumerate(array.shape)])
         weight = manipulation.broadcast_to(weight, array.shape)
     total = reductions.sum(elementwise.multiply(array, weight), axis, keepdims=keepdims)
-    return elementwise.divide(total, reductions.sum(weight, axis, keepdims=keepdims))
+    return cast(elementwise.divide(total, reductions.sum(weight, axis, keepdims=keepdims)), dtype)
 
 
 @checked
@@ -413,24 +430,36 @@ def nanmin(x: Operand, axis: Axis = None, *, keepdims: bool = False) -> Array:
 def nanvar(x: Operand, axis: Axis = None, *, ddof: float = 0, keepdims: bool = False) -> Array:
     """The mean squared distance from their mean of what is not NaN, divided by how many there are - ddof."""
     (array,) = inexact(x)
-    apart = elementwise.squared_size(array - nanmean(array, axis, keepdims=True))
-    there = cast(elementwise.logical_not(elementwise.isnan(array)), apart.type.dtype)
-    return nansum(apart, axis, keepdims=keepdims) / (reductions.sum(there, axis, keepdims=keepdims) - ddof)
+    return cast(_nanvar(_wide(array), axis, ddof, keepdims), PARTS.get(array.type.dtype, array.type.dtype))
 
 
 @checked
 def nanstd(x: Operand, axis: Axis = None, *, ddof: float = 0, keepdims: bool = False) -> Array:
     """The square root of `nanvar`."""
-    return elementwise.sqrt(nanvar(x, axis, ddof=ddof, keepdims=keepdims))
+    (array,) = inexact(x)
+    result = elementwise.sqrt(_nanvar(_wide(array), axis, ddof, keepdims))
+    return cast(result, PARTS.get(array.type.dtype, array.type.dtype))
 
 
 @checked
 def nanmean(x: Operand, axis: Axis = None, *, keepdims: bool = False) -> Array:
     """The mean of what is not NaN."""
     (array,) = inexact(x)
-    there = cast(elementwise.logical_not(elementwise.isnan(array)), array.type.dtype)
+    wide = _wide(array)
+    there = cast(elementwise.logical_not(elementwise.isnan(array)), wide.type.dtype)
     count = reductions.sum(there, axis, keepdims=keepdims)
-    return elementwise.divide(nansum(array, axis, keepdims=keepdims), count)
+    return cast(elementwise.divide(nansum(wide, axis, keepdims=keepdims), count), array.type.dtype)
+
+
+def _nanvar(array: Array, axis: Axis, ddof: float, keepdims: bool) -> Array:
+    apart = elementwise.squared_size(array - nanmean(array, axis, keepdims=True))
+    there = cast(elementwise.logical_not(elementwise.isnan(array)), apart.type.dtype)
+    return nansum(apart, axis, keepdims=keepdims) / (reductions.sum(there, axis, keepdims=keepdims) - ddof)
+
+
+def _wide(array: Array) -> Array:
+    """Halves as float32: sums that are divided in the end have room then."""
+    return cast(array, reductions.wide_dtype(array.type.dtype))
 
 
 def _numbers(x: Operand, instead: float) -> Array:
@@ -606,20 +635,22 @@ def convolve(x1: Operand, x2: Operand, mode: str = "full") -> Array:
 @checked
 def cov(m: Operand, *, ddof: int = 1) -> Array:
     """The covariances of the rows of a matrix, each row a variable and each column an observation."""
-    (rows,) = inexact(manipulation.atleast_2d(m))
+    (given,) = inexact(manipulation.atleast_2d(m))
+    rows = _wide(given)
     if rows.ndim > 2:
         raise ShapeError(f"cov needs a matrix, got shape {rows.shape}")
     apart = rows - reductions.mean(rows, 1, keepdims=True)
     products = contraction.matmul(apart, complexes.conj(manipulation.matrix_transpose(apart))) / (rows.shape[1] - ddof)
-    return manipulation.squeeze(products)
+    return cast(manipulation.squeeze(products), given.type.dtype)
 
 
 def corrcoef(m: Operand) -> Array:
     """The correlations of the rows of a matrix, in [-1, 1]."""
-    covariance = manipulation.atleast_2d(cov(m))
+    (array,) = inexact(m)
+    covariance = manipulation.atleast_2d(cov(_wide(array)))
     spread = elementwise.sqrt(contraction.diagonal(covariance))
     scaled = covariance / expand_dims(spread, 1) / spread
-    return manipulation.squeeze(elementwise.clip(scaled, -1, 1))
+    return cast(manipulation.squeeze(elementwise.clip(scaled, -1, 1)), array.type.dtype)
 
 
 def bincount(x: Operand, weights: Operand | None = None, minlength: int = 0, *, length: int | None = None) -> Array:

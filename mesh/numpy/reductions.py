@@ -94,7 +94,7 @@ def mean(x: Operand, axis: Axis = None, *, keepdims: bool = False) -> Array:
     """The arithmetic mean; integers give float32."""
     (array,) = inexact(x)
     axes = normal_axes(axis, array.ndim)
-    wide = cast(array, _wide(array.type.dtype))
+    wide = cast(array, wide_dtype(array.type.dtype))
     total = _reduce("reduce_sum", wide, axes, keepdims)
     count = math.prod([array.shape[axis] for axis in axes])
     return cast(apply("div", total, like(float(count), total)), array.type.dtype)
@@ -105,7 +105,7 @@ def var(x: Operand, axis: Axis = None, *, correction: float = 0, ddof: float = 0
     """The mean squared distance from the mean, a real number, divided by N - correction (numpy calls it ddof)."""
     (array,) = inexact(x)
     axes = normal_axes(axis, array.ndim)
-    wide = cast(array, _wide(array.type.dtype))
+    wide = cast(array, wide_dtype(array.type.dtype))
     distance = elementwise.subtract(wide, mean(wide, axes, keepdims=True))
     total = _reduce("reduce_sum", elementwise.squared_size(distance), axes, keepdims)
     count = math.prod([array.shape[axis] for axis in axes]) - (correction + ddof)
@@ -116,7 +116,10 @@ def var(x: Operand, axis: Axis = None, *, correction: float = 0, ddof: float = 0
 @checked
 def std(x: Operand, axis: Axis = None, *, correction: float = 0, ddof: float = 0, keepdims: bool = False) -> Array:
     """The square root of `var`."""
-    return elementwise.sqrt(var(x, axis, correction=correction, ddof=ddof, keepdims=keepdims))
+    (array,) = inexact(x)
+    wide = cast(array, wide_dtype(array.type.dtype))  # the square of 256 is above every float16
+    result = elementwise.sqrt(var(wide, axis, correction=correction, ddof=ddof, keepdims=keepdims))
+    return cast(result, PARTS.get(array.type.dtype, array.type.dtype))
 
 
 @checked
@@ -143,7 +146,8 @@ def sum_dtype(dtype: DType) -> DType:
     return U32 if dtype.kind == "u" else I32
 
 
-def _wide(dtype: DType) -> DType:
+def wide_dtype(dtype: DType) -> DType:
+    """What means are made in: float32 of halves."""
     return F32 if dtype in (F16, BF16) else dtype
 
 

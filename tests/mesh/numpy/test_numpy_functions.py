@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import mesh
 import mesh.numpy as mnp
 from mesh import tree
 from mesh.core.array import Array
@@ -470,3 +471,70 @@ def test_what_cannot_be_ordered_is_refused(wrong: Callable[[], Any]) -> None:
 def test_constants() -> None:
     assert (mnp.pi, mnp.e, mnp.inf, mnp.newaxis) == (np.pi, np.e, np.inf, None)
     assert np.isnan(mnp.nan)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "uint32", "int64", "uint64"])
+def test_integers_are_rounded_exactly(dtype: str) -> None:
+    """They went through float32: 123,456,789 to tens was 123,456,792.  Python's own integers are the oracle."""
+    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    near = [
+        number
+        for place in (1, 2, 5)
+        for number in (5 * 10**place, 15 * 10**place, 25 * 10**place + 1, 35 * 10**place - 1)
+    ]
+    numbers = [
+        n for n in (0, 5, 15, 25, -5, -15, *near, 123_456_789, 2**53 + 123, high - 60, low + 60) if low <= n <= high
+    ]
+    for decimals in (-1, -2, -5, -18):
+        wanted = [round(number, decimals) for number in numbers]
+        kept = [place for place, number in enumerate(wanted) if low <= number <= high]
+        found = np.asarray(mnp.round(np.array(numbers, dtype), decimals))
+        assert found.dtype == dtype
+        assert [int(found[place]) for place in kept] == [wanted[place] for place in kept]
+
+
+def test_a_number_without_such_places_stays() -> None:
+    for dtype, number, decimals in (
+        ("float16", 1.5, 5),
+        ("float32", 3e38, 2),
+        ("float32", 1.5, 39),
+        ("float64", 1e300, 300),
+    ):
+        assert mnp.round(np.array(number, dtype), decimals) == np.array(number, dtype)
+
+
+HALVES = (np.random.default_rng(3).standard_normal((3, 70_001)) * 400).astype(np.float16)
+
+
+@pytest.mark.parametrize("name", ["std", "nanmean", "nanstd", "average", "corrcoef", "cov"])
+def test_means_of_halves_have_room_for_their_sums(name: str) -> None:
+    """Sums and squares of float16 were infinite on the way, and so was a count of more than 65,504."""
+    given = HALVES / np.float16(8) if name == "cov" else HALVES
+    named = {"axis": 1} if name not in ("cov", "corrcoef") else {}
+    weights = {"weights": np.full(given.shape, 2, np.float16)} if name == "average" else {}
+    found = np.asarray(getattr(mnp, name)(given, **named, **weights))
+    wanted = getattr(np, name)(given.astype(np.float64), **named, **weights)
+    assert found.dtype == np.float16
+    np.testing.assert_allclose(found.astype(np.float64), wanted, rtol=2e-3, atol=2e-2 if name != "cov" else 2)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint64", "int8"])
+def test_integers_are_close_by_their_own_difference(dtype: str) -> None:
+    """They were compared as float32: 16,777,217 and 16,777,216 were equal."""
+    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    left, right = np.array([high, high, low, 7], dtype), np.array([high - 1, low, high, 7], dtype)
+    assert np.asarray(mnp.isclose(left, right, rtol=0, atol=0)).tolist() == [False, False, False, True]
+    assert np.asarray(mnp.isclose(left, right, rtol=0, atol=1)).tolist() == [True, False, False, True]
+    assert not mnp.allclose(left, right)
+
+
+def test_sinc_has_derivatives_around_0() -> None:
+    """The second one was 0 at 0; it is -pi^2 / 3."""
+    slope = mesh.grad(lambda x: mnp.sum(mnp.sinc(x)))
+    curve = mesh.grad(lambda x: mnp.sum(slope(x)))
+    x = np.array([0.0, 1e-8, 1e-3, 0.0159, 0.016, 0.3])
+    angle = np.pi * x[2:]
+    np.testing.assert_allclose(np.asarray(mnp.sinc(x)), np.sinc(x), rtol=1e-15)
+    exact = np.pi * (np.cos(angle) / angle - np.sin(angle) / angle**2)
+    np.testing.assert_allclose(np.asarray(slope(x))[2:], exact, rtol=1e-9)
+    np.testing.assert_allclose(np.asarray(curve(x))[:3], -(np.pi**2) / 3, rtol=1e-5)
