@@ -448,7 +448,7 @@ class JobService:
         consts = await upload.consts(link, graph)
         forced = next(self._forced) if body.force else 0
         content = ProgramContent(graph, params, consts)
-        named = {value.name: value.blob for value in body.inputs if value.blob is not None}
+        named = {value.name: value.blob for value in body.inputs if value.blob is not None and value.data is None}
         return _Work(content, strategy, inputs, copies_of(body.copies, OF_CALLS).text, forced, named)
 
     # -- values on their way out
