@@ -36,6 +36,7 @@ class ContentFiles:
         self._disk = disk
         self._holds: Counter[bytes] = Counter()
         self._recent: dict[bytes, int] = {}  # sizes of what is held once more as it may come again, the oldest first
+        self._damaged: set[bytes] = set()  # of those that are held: written anew once somebody has them
         self._busy: set[bytes] = set()  # what a thread writes or removes now
         self._changing = threading.Condition()  # held for a change of these tables, never while the disk is waited for
 
@@ -64,9 +65,10 @@ class ContentFiles:
 
     def _put(self, address: bytes, data: memoryview, again: bool) -> None:
         with self._alone_with(address):
-            if address not in self._holds:
+            if self._lacks(address):
                 self._disk.write_whole(self._path(address), [data])
             with self._changing:
+                self._damaged.discard(address)
                 self._holds[address] += 1
                 if again:
                     self._holds[address] += self._recent.pop(address, None) is None
@@ -100,10 +102,11 @@ class ContentFiles:
                 raise BlobCorrupt(f"what arrived for content {address.hex()[:16]} has another address")
             self._disk.sync(handle)
             with self._alone_with(address):
-                if address not in self._holds:
+                if self._lacks(address):
                     self._disk.replace(path, self._path(address))
                     self._disk.sync_folder(self._folder)
                 with self._changing:
+                    self._damaged.discard(address)
                     self._holds[address] += 1
         finally:
             os.close(handle)
@@ -128,8 +131,10 @@ class ContentFiles:
                 found = _hash_of(file.fileno()) if length == size_bytes else b""  # not by a mapping, which takes memory
                 data = mapped_files.viewed(file.fileno(), length)
         except OSError as error:
+            self._is_damaged(address)
             raise BlobMissing(f"content of a job is missing: {path}", cause=str(error), next_step=_AGAIN) from None
         if length != size_bytes or found != address:
+            self._is_damaged(address)
             raise BlobCorrupt(f"content of a job is altered: {path}", next_step=_AGAIN)
         return data
 
@@ -153,6 +158,15 @@ class ContentFiles:
         except OSError:
             return None
 
+    def _lacks(self, address: bytes) -> bool:
+        """Whether there is no file of this content, or it was found to be another."""
+        return address not in self._holds or address in self._damaged
+
+    def _is_damaged(self, address: bytes) -> None:
+        with self._changing:
+            if address in self._holds:
+                self._damaged.add(address)
+
     def _forget(self, size_bytes: int) -> None:
         """Release the oldest recent content until the rest has at most `size_bytes` together."""
         gone = []
@@ -171,6 +185,7 @@ class ContentFiles:
                 last = self._holds[address] <= 0
                 if last:
                     del self._holds[address]
+                    self._damaged.discard(address)
             if last:
                 self._disk.remove(self._path(address))
 

@@ -223,6 +223,33 @@ async def test_damage_to_a_value_is_said_with_its_file_and_the_next_step(tmp_pat
     await store.close()
 
 
+@pytest.mark.parametrize("damaged", [LONG[::-1], LONG[:-1], None])
+@pytest.mark.parametrize("arrives", [False, True])
+async def test_content_that_is_sent_again_replaces_a_damaged_file(
+    tmp_path: Path, damaged: bytes | None, arrives: bool
+) -> None:
+    store, _ = opened(tmp_path)
+    address = hash_bytes(LONG)
+    await store.save("a", "accepted", {}, values(LONG))
+    path = tmp_path / "content" / address.hex()
+    path.write_bytes(damaged) if damaged is not None else path.unlink()
+    assert await store.find(address, len(LONG)) is None
+
+    async def fill(handle: int) -> None:
+        os.pwrite(handle, LONG, 0)
+
+    if arrives:
+        assert bytes(await store.receive(address, len(LONG), fill)) == LONG
+    kept = await store.save("b", "accepted", {}, values(LONG))
+    assert await loaded(store, kept) == [LONG]
+    for job in "ab":
+        await store.save(job, FORGOTTEN, {})
+    if arrives:
+        await store.release([address])
+    assert files(tmp_path) == set()
+    await store.close()
+
+
 async def copied(store: JobStore, copy: JobStore, fetched: list[bytes], whole: bool = True) -> None:
     async def fetch(address: bytes, size_bytes: int) -> memoryview:
         fetched.append(address)
