@@ -77,11 +77,13 @@ class Requests:
     answers: dict[int, asyncio.Task[SessionTold]] = field(default_factory=dict)  # until the client has them
     after: dict[int, int] = field(default_factory=dict)  # of these answers, the steps done by then
     blobs: dict[int, list[bytes]] = field(default_factory=dict)  # of these answers
+    waiting_bytes: dict[int, int] = field(default_factory=dict)  # of the inputs of steps whose turn it is not yet
     ended: bool = False  # no turn comes any more
 
     def done(self, number: int) -> None:
         """Let the next number go on: this one was asked of the session, or never will be."""
         self.over.add(number)
+        self.waiting_bytes.pop(number, None)
         while self.next_number in self.over:
             self.over.remove(self.next_number)
             self.next_number += 1

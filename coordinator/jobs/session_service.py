@@ -250,27 +250,40 @@ class SessionService:
         if opened.session is None:
             return INTERRUPTED
         if body.number not in requests.answers:
-            ask = await self._step_with(link, opened, opened.session, body)
-            self._do(opened, requests, body.number, ask, lambda arrays: zip(opened.names, arrays, strict=True))
+            ask, size_bytes = await self._step_with(link, opened, opened.session, body)
+            self._do(
+                opened, requests, body.number, ask, lambda arrays: zip(opened.names, arrays, strict=True), size_bytes
+            )
         return await _answer(requests.answers[body.number])
 
-    async def _step_with(self, link: Link, opened: ClientSession, session: Session, body: SessionStep) -> Ask:
-        """A function that asks the session for a step.  If the link ends before the inputs have come, the client
-        retries."""
+    async def _step_with(
+        self, link: Link, opened: ClientSession, session: Session, body: SessionStep
+    ) -> tuple[Ask, int]:
+        """A function that asks the session for a step, and the bytes of inputs that it holds.  If the link ends before
+        they have come, the client retries."""
+        ahead = body.number > opened.requests.next_number
         try:
-            return partial(session.step, await self._inputs(link, opened, body.inputs, opened.kinds))
+            inputs = await self._inputs(link, opened, body.inputs, opened.kinds, ahead)
         except MeshError as error:
             if not await _stands(link):
                 raise
-            return partial(_refuse, error)
+            return partial(_refuse, error), 0
+        return partial(session.step, inputs), sum(array.nbytes for array in inputs.values())
 
     async def _inputs(
-        self, link: Link, opened: ClientSession, values: tuple[NamedValue, ...], kinds: Mapping[str, TensorType]
+        self,
+        link: Link,
+        opened: ClientSession,
+        values: tuple[NamedValue, ...],
+        kinds: Mapping[str, TensorType],
+        ahead: bool = False,
     ) -> dict[str, NDArray[Any]]:
-        """The inputs of a step from its client; LimitExceeded where its sessions hold too many here."""
+        """The inputs of a step from its client; LimitExceeded where its sessions hold too many here.  Those that wait
+        for their turn leave room for the step that they wait for, which is not `ahead`."""
         size_bytes = sum(kind.size_bytes for kind in kinds.values())
         mine = [each for each in self._sessions.values() if each.owner == opened.owner]
         held_bytes = self._arriving[opened.owner] + sum(each.held_bytes for each in mine)
+        held_bytes += sum(sum(each.requests.waiting_bytes.values()) for each in mine) if ahead else 0
         if held_bytes and held_bytes + size_bytes > self._inputs_bytes_max:
             for each in mine:
                 if each.session is not None:
@@ -306,13 +319,17 @@ class SessionService:
 
     # -- turns: what a client asks of a session is done in the order of its numbers, once
 
-    def _do(self, opened: ClientSession, requests: Requests, number: int, ask: Ask, named: Named) -> None:
-        """Ask it of the session in its turn, unless that was done: the client may ask again after a link's end."""
+    def _do(
+        self, opened: ClientSession, requests: Requests, number: int, ask: Ask, named: Named, size_bytes: int = 0
+    ) -> None:
+        """Ask it of the session in its turn, unless that was done: the client may ask again after a link's end.  Until
+        then it holds `size_bytes`."""
         if number not in requests.answers:
             if number < requests.next_number or number in requests.over:
                 raise InputError(f"step {number} of this session was asked for before")
             work = self._in_turn(opened, requests, number, ask, named)
             requests.answers[number] = self._doing.run("a step of a session", work, unheard)
+            requests.waiting_bytes[number] = size_bytes
 
     async def _in_turn(
         self, opened: ClientSession, requests: Requests, number: int, ask: Ask, named: Named

@@ -33,7 +33,7 @@ from wire.bounds import (
     SESSIONS_OPEN,
 )
 from wire.limits import MIB, REPORT_CHARS_MAX
-from wire.protocol.messages import AwaitJob, JobAccepted, JobResult
+from wire.protocol.messages import AwaitJob, JobAccepted, JobResult, NamedValue, SessionStep, SessionTold
 from wire.system import malloc
 
 
@@ -185,6 +185,38 @@ def test_a_step_whose_arguments_have_no_room_is_refused_to_that_client_and_room_
             await asyncio.sleep(60)
             for number in range(3, 5):
                 assert await sessions[0].step(x) == number + 1, "a copy was made"
+
+    simulate_durable(1, 0, scenario, mortal=False)
+
+
+def test_steps_that_wait_for_an_earlier_one_count_and_leave_room_for_that() -> None:
+    """A client that never sends the first step has the coordinator hold no more than its share."""
+    x = np.ones(10_000, np.float32)
+
+    async def scenario(cluster: DurableCluster) -> None:
+        async with AsyncMesh(await client_of(cluster)) as mesh:
+            session = await mesh.session(added, x[0], x, copies="checkpoint", every=1000)
+            assert await session.step(x) == 1
+            cluster.sessions._inputs_bytes_max = 4 * x.nbytes
+            (opened,) = cluster.sessions._sessions.values()
+            link = cluster.coordinator.endpoint.links[opened.client]
+
+            async def ask(number: int) -> SessionTold:
+                values = (NamedValue("x", "f32", x.shape, x.tobytes()),)
+                told = await cluster.sessions._step(link, SessionStep(opened.token, number, values))
+                assert isinstance(told, SessionTold)
+                return told
+
+            early = []
+            for number in range(2, 12):
+                early.append(asyncio.create_task(ask(number)))
+                await asyncio.sleep(1)
+            assert (await ask(1)).step == 1, "there is room for the one that all wait for"
+            done, others = await asyncio.wait(early, timeout=60.0)
+            refused = [each for each in early if each in done and isinstance(each.exception(), LimitExceeded)]
+            for each in others:
+                each.cancel()
+            assert len(early) - len(refused) == 4, "they are all that there was room for"
 
     simulate_durable(1, 0, scenario, mortal=False)
 
