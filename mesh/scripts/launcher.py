@@ -28,6 +28,7 @@ from .hostfile import Host
 from .rank_certificates import issue
 from .settings import RankSettings
 
+READ_BYTES = 1 << 16
 END_S = 10.0  # for an agent to end after its ranks, or ssh
 SAID_BYTES_MAX = 4 * MIB  # of an agent's line, which has a rank's
 
@@ -170,6 +171,8 @@ class Launcher:
         for agent in self._agents.values():
             assert agent.stdin is not None
             agent.stdin.close()
+        # Whoever attended to them may have given up: an agent whose output nobody reads would not end.
+        unread = [asyncio.ensure_future(_read_to_the_end(agent)) for agent in self._agents.values()]
         for agent in self._agents.values():
             try:
                 async with asyncio.timeout(self._launch.grace_s + END_S):
@@ -178,6 +181,14 @@ class Launcher:
                 with contextlib.suppress(ProcessLookupError):
                     agent.kill()
                 await agent.wait()
+        for reading in unread:
+            reading.cancel()
+
+
+async def _read_to_the_end(agent: asyncio.subprocess.Process) -> None:
+    assert agent.stdout is not None
+    while await agent.stdout.read(READ_BYTES):
+        pass
 
 
 def _event(line: bytes) -> dict[str, Any] | None:

@@ -199,6 +199,15 @@ def test_a_host_with_another_key_than_the_known_one_is_refused_by_ssh_itself(tmp
     assert any(line.startswith("userknownhostsfile") and "known_hosts" in line for line in options)
 
 
+def test_an_agent_whose_output_nobody_reads_any_more_ends(tmp_path: Path, script: Path, ssh: Path) -> None:
+    ssh.write_text("#!/bin/sh\ncase $* in *anna*) exit 255;; *) yes | head -c 33554432; cat > /dev/null; esac\n")
+    script.touch()
+    hosts = tmp_path / "hosts.txt"
+    hosts.write_text("bert\nanna\n")
+    with pytest.raises(ConnectFailed, match="ended, on anna"):
+        launched("--grace", "1000", "--hostfile", str(hosts), str(script))
+
+
 def test_a_host_that_cannot_be_reached_is_named(
     tmp_path: Path, script: Path, ssh: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
