@@ -114,6 +114,28 @@ def _endpoint_here(identity: Identity, handler: Handler, credentials: Credential
     return Endpoint(identity, handler, credentials=credentials, timeouts=timeouts)
 
 
+class _Breaks:
+    """Links that ended as the same was done, one after the other, each soon after it began."""
+
+    def __init__(self, when: str) -> None:
+        self._when, self._count, self._asked_s = when, 0, 0.0
+
+    def asked(self) -> None:
+        self._asked_s = asyncio.get_running_loop().time()
+
+    async def pause(self, error: MeshError) -> None:
+        """Wait before it is done again, the longer the more often; NodeLost if it was too often."""
+        soon = asyncio.get_running_loop().time() - self._asked_s < BROKEN_S
+        self._count = self._count + 1 if soon else 1
+        if self._count == BROKEN_MAX:
+            raise NodeLost(
+                f"the link to the coordinator ended {self._count} times, each time {self._when}",
+                cause=str(error),
+                next_step="Look at the coordinator's log",
+            ) from None
+        await asyncio.sleep((0.0, *RETURN_WAITS_S)[min(self._count - 1, len(RETURN_WAITS_S))])
+
+
 class Remote:
     """Backend over a link to a coordinator, and the job verbs of `mesh-coord`.  Made by `Remote.connect`."""
 
@@ -342,10 +364,11 @@ class Remote:
 
     async def result(self, job: str) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         """Wait for a job: its outputs by name and its report; the job's own error if it failed."""
-        waits = iter(MISSING_WAITS_S)
+        waits, breaks = iter(MISSING_WAITS_S), _Breaks(f"as the outputs of job {job} were fetched")
         while True:
             answer = await self._ask(AwaitJob(job), JobResult)
             link = await self._open()
+            breaks.asked()
             try:
                 arrays = await self._exchange.fetch_all(link, answer.outputs)
             except BlobMissing:  # it may hold only the most recent results
@@ -354,9 +377,10 @@ class Remote:
                     raise
                 await asyncio.sleep(wait_s)
                 continue
-            except RemoteError:
+            except RemoteError as error:
                 if not link.closed:
                     raise
+                await breaks.pause(error)
                 continue
             names = [value.name for value in answer.outputs]
             return dict(zip(names, arrays, strict=True)), parse_json(answer.report or "{}")
@@ -509,10 +533,10 @@ class Remote:
     async def _ask(self, message: Message, kind: type[M], open_link: Open | None = None) -> M:
         """Ask the coordinator; ask again if the link breaks before the answer, which is safe for every question here.
         A question that ends each link, or whose answer cannot be read, is asked a few times."""
-        loop, unread, broken = asyncio.get_running_loop(), 0, 0
+        unread, breaks = 0, _Breaks("as it was asked the same")
         while True:
             link = await (open_link or self._open)()
-            asked_s = loop.time()
+            breaks.asked()
             try:
                 answer = await link.request(message)
             except MeshError as error:
@@ -521,14 +545,7 @@ class Remote:
                     error.next_step = error.next_step or UNREAD_ADVICE
                     raise
                 if link.closed and isinstance(error, RemoteError):
-                    broken = broken + 1 if loop.time() - asked_s < BROKEN_S else 1
-                    if broken == BROKEN_MAX:
-                        raise NodeLost(
-                            f"the link to the coordinator ended {broken} times, each time as it was asked the same",
-                            cause=str(error),
-                            next_step="Look at the coordinator's log",
-                        ) from None
-                    await asyncio.sleep((0.0, *RETURN_WAITS_S)[min(broken - 1, len(RETURN_WAITS_S))])
+                    await breaks.pause(error)
                     continue
                 error.node = "" if error.node == link.peer.name else error.node  # only workers are worth naming
                 raise

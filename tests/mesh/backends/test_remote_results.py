@@ -87,6 +87,39 @@ def test_a_question_that_ends_each_link_is_not_asked_for_ever(breaks: int, after
         assert asked_s[-1] - asked_s[1] > 0, "there are pauses"
 
 
+@pytest.mark.parametrize("breaks", [BROKEN_MAX - 1, 1 << 30], ids=["a few times", "always"])
+def test_outputs_that_end_each_link_are_not_fetched_for_ever(breaks: int) -> None:
+    fetched = 0
+
+    async def fetch_all(link: Any, values: Any) -> list[Any]:
+        nonlocal fetched
+        fetched += 1
+        if fetched <= breaks:
+            link.closed = True
+            raise RemoteError("the link ended")
+        return []
+
+    async def story() -> None:
+        async def ask(question: Any, kind: Any) -> JobResult:
+            return JobResult((), "")
+
+        async def link() -> Any:
+            return SimpleNamespace(closed=False)
+
+        remote = cast(Any, Remote.__new__(Remote))
+        remote._ask, remote._open, remote._exchange = ask, link, SimpleNamespace(fetch_all=fetch_all)
+        async with asyncio.timeout(3600):
+            if breaks < BROKEN_MAX:
+                assert await remote.result("job") == ({}, {})
+            else:
+                with pytest.raises(NodeLost, match=f"{BROKEN_MAX} times, each time as the outputs of job 7"):
+                    await remote.result("7")
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(story())
+    assert fetched == min(breaks + 1, BROKEN_MAX)
+
+
 @pytest.mark.parametrize("askers", [1, 20])
 def test_all_who_wait_for_a_coordinator_that_is_gone_hear_of_it_at_once(askers: int) -> None:
     dialled_s = list[float]()
