@@ -668,6 +668,7 @@ def bincount(x: Operand, weights: Operand | None = None, minlength: int = 0, *, 
             raise InputError("bincount counts integers of 0 or more")
         length = max(int(value.max()) + 1 if value.size else 0, minlength)
     ones = creation.ones(array.shape, dtype="int32") if weights is None else asarray(weights)
+    ones = cast(ones, reductions.sum_dtype(ones.type.dtype))  # they are summed up
     if ones.shape != array.shape:
         raise ShapeError(f"weights {ones.shape} for a vector {array.shape}")
     start = creation.zeros(length, dtype=ones.dtype)

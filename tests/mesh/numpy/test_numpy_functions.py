@@ -538,3 +538,10 @@ def test_sinc_has_derivatives_around_0() -> None:
     exact = np.pi * (np.cos(angle) / angle - np.sin(angle) / angle**2)
     np.testing.assert_allclose(np.asarray(slope(x))[2:], exact, rtol=1e-9)
     np.testing.assert_allclose(np.asarray(curve(x))[:3], -(np.pi**2) / 3, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "bool"])
+def test_bincount_has_room_for_sums_of_weights(dtype: str) -> None:
+    """The weights 100, 100 and 100 in uint8 summed up to 44."""
+    places, weights = np.array([1, 1, 0, 1]), np.array([100, 100, 1, 100]).astype(dtype)
+    np.testing.assert_array_equal(np.asarray(mnp.bincount(places, weights)), np.bincount(places, weights))
