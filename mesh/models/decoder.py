@@ -160,7 +160,7 @@ def _looked_up(q: Array, k: Array, v: Array, mask: Array | None, how: Scores, si
     """(..., n, size) for q (..., n, size); `sinks` has the axes of the heads."""
     if how.cap is None and sinks is None:
         return scaled_dot_product_attention(q, k, v, mask, scale=how.scale)
-    scores = wide(q @ k.mT) * how.scale
+    scores = wide(q) @ wide(k).mT * how.scale
     if how.cap is not None:
         scores = how.cap * mnp.tanh(scores / how.cap)
     if mask is not None:

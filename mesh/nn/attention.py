@@ -142,7 +142,7 @@ def join_heads(x: Array) -> Array:
 
 
 def _attention(q: Array, k: Array, v: Array, mask: Array | None = None, *, scale: float) -> Array:
-    scores = wide(q @ k.mT) * scale
+    scores = wide(q) @ wide(k).mT * scale
     if mask is not None:
         scores = masked(scores, mask)
     return cast(applied("softmax", softmax_body, scores), v.type.dtype) @ v

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from wire.errors import InputError, ShapeError
+from wire.ir.dtypes import DType
 
 from .. import numpy as mnp
 from ..core.array import Array, Operand
@@ -48,8 +49,8 @@ def mse(prediction: Operand, target: Operand, *, reduction: str = "mean") -> Arr
     >>> nn.mse(np.array([1.0, 2.0]), np.array([0.0, 4.0]))
     Array(2.5, dtype=float64)
     """
-    predicted, wanted = _pair(prediction, target)
-    return _reduced((predicted - wanted) * (predicted - wanted), reduction)
+    predicted, wanted, dtype = _pair(prediction, target)
+    return cast(_reduced((predicted - wanted) * (predicted - wanted), reduction), dtype)
 
 
 @checked
@@ -84,8 +85,8 @@ def mae(prediction: Operand, target: Operand, *, reduction: str = "mean") -> Arr
     >>> nn.mae(np.array([1.0, 2.0]), np.array([0.0, 4.0]))
     Array(1.5, dtype=float64)
     """
-    predicted, wanted = _pair(prediction, target)
-    return _reduced(mnp.abs(predicted - wanted), reduction)
+    predicted, wanted, dtype = _pair(prediction, target)
+    return cast(_reduced(mnp.abs(predicted - wanted), reduction), dtype)
 
 
 @checked
@@ -126,10 +127,10 @@ def huber(prediction: Operand, target: Operand, *, delta: float = 1.0, reduction
     >>> nn.huber(np.array([0.5, 3.0]), np.zeros(2), reduction="none")
     Array([0.125, 2.5  ], dtype=float64)
     """
-    predicted, wanted = _pair(prediction, target)
+    predicted, wanted, dtype = _pair(prediction, target)
     error = predicted - wanted
     near = mnp.clip(error, -delta, delta)
-    return _reduced(near * (error - 0.5 * near), reduction)
+    return cast(_reduced(near * (error - 0.5 * near), reduction), dtype)
 
 
 @checked
@@ -229,8 +230,8 @@ def binary_cross_entropy(logits: Operand, target: Operand, *, reduction: str = "
     >>> np.round(nn.binary_cross_entropy(np.array([0.0, 5.0]), np.array([1.0, 1.0]), reduction="none"), 3)
     array([0.693, 0.007])
     """
-    x, wanted = _pair(logits, target)
-    return _reduced(softplus(x) - x * wanted, reduction)
+    x, wanted, dtype = _pair(logits, target)
+    return cast(_reduced(softplus(x) - x * wanted, reduction), dtype)
 
 
 @checked
@@ -269,19 +270,20 @@ def kl_divergence(log_prediction: Operand, target: Operand, *, reduction: str = 
     >>> print(np.round(nn.kl_divergence(np.log(np.array([0.5, 0.5])), np.array([1.0, 0.0]), reduction="sum"), 3))
     0.693
     """
-    predicted, wanted = _pair(log_prediction, target)
+    predicted, wanted, dtype = _pair(log_prediction, target)
     positive = wanted > 0
     logs = mnp.log(mnp.where(positive, wanted, 1))
-    return _reduced(mnp.where(positive, wanted * (logs - predicted), 0), reduction)
+    return cast(_reduced(mnp.where(positive, wanted * (logs - predicted), 0), reduction), dtype)
 
 
-def _pair(prediction: Operand, target: Operand) -> list[Array]:
+def _pair(prediction: Operand, target: Operand) -> tuple[Array, Array, DType]:
+    """Give prediction and target in float32 where they are narrower, and their dtype: 256 has no square in float16."""
     predicted, wanted = floats(prediction, target)
     if predicted.shape != wanted.shape:
         raise ShapeError(
             f"a loss needs a prediction and a target of one shape, got {predicted.shape} and {wanted.shape}"
         )
-    return [predicted, wanted]
+    return wide(predicted), wide(wanted), predicted.type.dtype
 
 
 def _reduced(loss: Array, reduction: str) -> Array:

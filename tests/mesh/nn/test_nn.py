@@ -250,11 +250,24 @@ def test_narrow_floats_are_computed_in_float32_and_rounded_once(name: str, dtype
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
 def test_narrow_attention_weighs_in_float32(dtype: Any) -> None:
-    """What torch does: products are narrow, the softmax between them is not."""
+    """What torch's scaled_dot_product_attention does: the weights are those of exact scores, rounded once."""
     q, k, v = (mnp.asarray(random(2, 6, 8).astype(dtype)) for _ in range(3))
-    scores = mnp.astype(q @ k.mT, mnp.float32) * 8**-0.5
+    scores = mnp.astype(q, mnp.float32) @ mnp.astype(k, mnp.float32).mT * 8**-0.5
     wanted = mnp.astype(nn.softmax(scores), q.dtype) @ v
     assert np.array_equal(np.asarray(nn.scaled_dot_product_attention(q, k, v)), np.asarray(wanted))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_narrow_attention_tells_keys_apart_that_are_nearly_alike(dtype: Any) -> None:
+    """Scores were rounded to the dtype before they were scaled: all keys of this had one weight in bfloat16, and the
+    products of larger numbers were infinite in float16, so that no weight was a number."""
+    q = (random(1, 64) * 3).astype(dtype)
+    k = (q.astype(np.float64) + random(4, 64) * 0.02).astype(dtype)
+    found = np.asarray(nn.scaled_dot_product_attention(q, k, np.eye(4, dtype=dtype))).astype(np.float64)
+    exact = softmax(q.astype(np.float64) @ k.astype(np.float64).T / 8)
+    np.testing.assert_allclose(found, exact, rtol=2**-8 if dtype is not np.float16 else 2**-10)
+    large = np.full((2, 128), 30, dtype)
+    np.testing.assert_array_equal(np.asarray(nn.scaled_dot_product_attention(large, large, large)), large)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
@@ -270,3 +283,19 @@ def test_the_mean_of_losses_that_count_has_room_for_their_sum(dtype: Any) -> Non
     wanted = (softmax(logits[1].astype(np.float64)) - np.eye(4)[labels[1]]) * 1000 / (labels >= 0).sum()
     np.testing.assert_allclose(np.asarray(slope)[1].astype(np.float64), wanted, rtol=2e-2, atol=1e-4)
     assert not np.asarray(slope)[0].any()
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("name", ["mse", "mae", "huber", "binary_cross_entropy", "kl_divergence"])
+def test_losses_of_narrow_floats_are_computed_in_float32_and_rounded_once(name: str, dtype: Any) -> None:
+    """An error of 300 among small ones made the mean infinite in float16, where it is 90."""
+    loss, x, y = getattr(nn, name), random(1000).astype(dtype), np.abs(random(1000)).astype(dtype)
+    x[3], y[3] = (300, 0) if name != "kl_divergence" else (-300, 250)
+    for reduction in ("mean", "none"):
+        found = np.asarray(loss(x, y, reduction=reduction))
+        assert found.dtype == dtype
+        wanted = np.asarray(loss(x.astype(np.float32), y.astype(np.float32), reduction=reduction))
+        with np.errstate(over="ignore"):  # that of the large error alone
+            wanted = wanted.astype(dtype)
+        np.testing.assert_array_equal(found, wanted)
+    assert np.isfinite(float(loss(x, y)))
