@@ -20,6 +20,7 @@ from wire.errors import DTypeError, InputError
 from wire.ir.dtypes import BOOL, BY_NAME, C64, C128, F32, F64, I32, I64, U64, DType, dtype_of, promote
 
 from ..core.array import WIDER, Array, DTypeLike, Operand, apply, handle_array, literal, strong, value_array
+from ..core.expression import traced_argument
 from ..core.handle import Handle
 from ..util.argument_checks import items, value_text
 
@@ -30,6 +31,10 @@ INT_BOUNDS = {
     d.name: (int(np.iinfo(d.numpy).min), int(np.iinfo(d.numpy).max)) for d in BY_NAME.values() if d.kind in "iu"
 }
 
+_TOO_NARROW = {  # for a Python integer that is passed in 64 bits since int32, or int64, does not hold it
+    I64: ("i8", "u8", "i16", "u16", "i32"),
+    U64: ("i8", "u8", "i16", "u16", "i32", "u32", "i64"),
+}
 _LEAST, _MOST = INT_BOUNDS["i64"][0], INT_BOUNDS["u64"][1]  # of integers that some dtype holds
 
 
@@ -272,7 +277,16 @@ def _is_weak(value: Any) -> bool:
 def _convert(value: Any, dtype: DType, weak: bool) -> Array:
     if isinstance(value, _Numbers):
         return value.in_dtype(dtype)
-    return cast(value, dtype) if isinstance(value, Array) else scalar(value, dtype, weak)
+    if not isinstance(value, Array):
+        return scalar(value, dtype, weak)
+    own = value.type.dtype
+    if value.weak and dtype.name in _TOO_NARROW.get(own, ()) and traced_argument(value.tensor) is not None:
+        raise InputError(  # Python's integers are int32 where that holds them
+            f"a Python integer among the arguments has {8 * own.itemsize} bits and meets {dtype.name}, which does not "
+            "hold it",
+            next_step="Cast the array to a wider dtype first",
+        )
+    return cast(value, dtype)
 
 
 def _weak_dtype(value: Any) -> DType:

@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import mesh
 import mesh.numpy as mnp
 from mesh.errors import DTypeError, InputError
 from mesh.numpy.promotion import to_dtype
@@ -145,3 +146,14 @@ def test_integers_have_no_power_of_a_negative_number() -> None:
             power()
     assert np.array_equal(np.asarray(x ** mnp.asarray([-1, -1, -1])), [1, 0, -1])
     assert np.array_equal(np.asarray(x**-1.0), [1, 0.5, -1])
+
+
+def test_a_python_integer_among_the_arguments_is_refused_where_it_does_not_fit() -> None:
+    """numpy refuses it, and so do operators outside of a function; within one, 2**40 was cast to 0 in int32."""
+    for value, dtype in ((2**40, "int32"), (-(2**40), "uint8"), (2**63, "int64")):
+        with pytest.raises(OverflowError):
+            np.ones(2, dtype) * value
+        with pytest.raises(InputError, match="does not hold it"):
+            mesh.evaluate(lambda x, number: x * number, np.ones(2, dtype), value)
+    assert mesh.evaluate(lambda x, number: x * number, np.ones(2, np.uint32), 2**32 - 1).tolist() == [2**32 - 1] * 2
+    assert mesh.evaluate(lambda x, number: x * number, np.ones(2, np.int64), 2**40).tolist() == [2**40] * 2
