@@ -17,10 +17,13 @@ from typing import Any
 
 from wire.errors import UnknownOp
 from wire.ir.graph import WireGraph
+from wire.ir.types import TensorType
 
 from .. import numpy as mnp
 from ..core.array import Array, apply
 from ..core.multi_output import several
+from ..numpy.promotion import cast
+from ..numpy.reductions import wide_dtype
 from .region_helpers import (
     Maybe,
     are_known,
@@ -347,10 +350,13 @@ class _Reverse:
             pulled = pull([cotangents.get(place) for place in range(len(outputs))])
             full = filled(pulled, [Array(self.ahead.arguments[place]) for place in chosen])
             ahead, more, rows = split(full, [len(self.carried), len(self.constant), len(self.rows)])
-            return [*ahead, *[apply("add", a, b) for a, b in zip(sums, more, strict=True)], *rows]
+            added = [apply("add", a, cast(b, a.type.dtype)) for a, b in zip(sums, more, strict=True)]
+            return [*ahead, *added, *rows]
 
-        kinds_taken = [kinds[place] for place in (*self.carried, *self.constant)] + [
-            outputs[place] for place in self.given
+        kinds_taken = [
+            *[kinds[place] for place in self.carried],
+            *[_of_sum(kinds[place]) for place in self.constant],
+            *[outputs[place] for place in self.given],
         ]
         self.back = run(back, kinds_taken)
         self._sort_residuals()
@@ -375,7 +381,8 @@ class _Reverse:
     def backward_scan(self, results: list[Array], cotangents: Maybe, length: int, reverse: int) -> list[Array | None]:
         kept = results[len(self.ahead.outputs) :]
         start = [zeros_unless(cotangents[place], results[place]) for place in self.carried]
-        sums = [mnp.zeros_like(self.inputs[place]) for place in self.constant]
+        sums = [mnp.zeros_like(self.inputs[place], dtype=_of_sum(self.inputs[place].type).dtype.numpy)
+                for place in self.constant]  # fmt: skip
         cotangents_of_rows = [zeros_unless(cotangents[place], results[place]) for place in self.given]
         state = len(start) + len(sums)
         own = self.back.arguments
@@ -384,7 +391,14 @@ class _Reverse:
         inner = Inner(arguments, self.back.outputs, self.back.born)
         pulled = _scan(inner, operands, state, len(self.fixed), length=length, reverse=1 - reverse)
         places = dict(zip((*self.carried, *self.constant, *self.rows), pulled, strict=True))
+        for place in self.constant:
+            places[place] = cast(places[place], self.inputs[place].type.dtype)
         return [places.get(place) for place in range(len(self.inputs))]
+
+
+def _of_sum(kind: TensorType) -> TensorType:
+    """The type in which turns add up the cotangent of a constant: 256 and 1 are 256 in bfloat16."""
+    return TensorType(kind.shape, wide_dtype(kind.dtype))
 
 
 def _scan(inner: Inner, operands: Sequence[Array], carry: int, consts: int, **attrs: int) -> list[Array]:

@@ -20,6 +20,7 @@ from .. import numpy as mnp
 from ..core.array import Array, apply
 from ..numpy.contraction import Labelled
 from ..numpy.promotion import cast
+from ..numpy.reductions import wide_dtype
 from . import collective_rules, control_rules, conv_rules, indexing_rules, linalg_rules, op_expansions
 from .elementwise_rules import SLOPES, Slope, choose, zero_like
 from .step_list import Function, Inner, Step, Whole, call_graph, looked_up, rebuilt, run_like
@@ -113,8 +114,9 @@ def _extreme(z: Array, tangents: Tangents, operands: Sequence[Array], axes: tupl
     (x,), (tangent,) = operands, tangents
     assert tangent is not None
     chosen = mnp.equal(x, spread(z, x.shape, axes))
-    total = apply("reduce_sum", choose(chosen, tangent, zero_like(tangent)), axes=axes)
-    return total / apply("reduce_sum", cast(chosen, x.type.dtype), axes=axes)
+    wide = wide_dtype(x.type.dtype)
+    total = apply("reduce_sum", cast(choose(chosen, tangent, zero_like(tangent)), wide), axes=axes)
+    return cast(total / apply("reduce_sum", cast(chosen, wide), axes=axes), tangent.type.dtype)
 
 
 def _by_program(program: Callable[..., op_expansions.Program]) -> Rule:

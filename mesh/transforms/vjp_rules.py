@@ -31,6 +31,7 @@ from ..core.array import Array, apply
 from ..core.expression import Tensor
 from ..numpy.contraction import Labelled, Labels, contract
 from ..numpy.promotion import cast
+from ..numpy.reductions import wide_dtype
 from . import collective_rules, control_rules, conv_rules, indexing_rules, linalg_rules, op_expansions
 from .elementwise_rules import SLOPES, choose, zero_like
 from .step_list import Function, Inner, Step, Whole, call_graph, looked_up, rebuilt, run_like
@@ -176,8 +177,9 @@ def _as_is(g: Array, shape: tuple[int, ...]) -> Array:
 def _extreme(g: Array, z: Array, x: Array, axes: tuple[int, ...]) -> Array:
     """Shared equally between all elements that are the extreme."""
     chosen = mnp.equal(x, spread(z, x.shape, axes))
-    count = apply("reduce_sum", cast(chosen, x.type.dtype), axes=axes)
-    return choose(chosen, spread(g / count, x.shape, axes), zero_like(g))
+    count = apply("reduce_sum", cast(chosen, wide_dtype(x.type.dtype)), axes=axes)
+    share = cast(cast(g, count.type.dtype) / count, g.type.dtype)
+    return choose(chosen, spread(share, x.shape, axes), zero_like(g))
 
 
 def _by_program(program: Callable[..., op_expansions.Program]) -> Rule:
@@ -269,13 +271,15 @@ def _composite(inputs: list[Array], needs_grad: list[bool], **attrs: Any) -> tup
 
 def _softmax(g: Array | None, z: Array, axis: int, **attrs: Any) -> list[Array | None]:
     assert g is not None
-    weighted = g * z
-    return [weighted - z * mnp.sum(weighted, axis, keepdims=True)]
+    given, shares = (cast(array, wide_dtype(z.type.dtype)) for array in (g, z))
+    weighted = given * shares
+    return [cast(weighted - shares * mnp.sum(weighted, axis, keepdims=True), g.type.dtype)]
 
 
 def _log_softmax(g: Array | None, z: Array, axis: int, **attrs: Any) -> list[Array | None]:
     assert g is not None
-    return [g - mnp.exp(z) * mnp.sum(g, axis, keepdims=True)]
+    given, logs = (cast(array, wide_dtype(z.type.dtype)) for array in (g, z))
+    return [cast(given - mnp.exp(logs) * mnp.sum(given, axis, keepdims=True), g.type.dtype)]
 
 
 COMPOSITES: dict[str, Callable[..., list[Array | None]]] = {"softmax": _softmax, "log_softmax": _log_softmax}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from support.differences import along, assert_close, inner, numbers
@@ -206,3 +207,18 @@ def test_a_scan_keeps_only_what_its_backward_pass_needs() -> None:
     body = forward.attrs["body"]
     kept = [body.types[index].shape for index in body.outputs[1:]]
     assert len(kept) <= 2 and all(shape == (3,) for shape in kept), "the carry and its tanh, not w"
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_turns_add_up_the_slope_of_a_constant_in_float32(dtype: Any) -> None:
+    """2,000 times 1 was 256 in bfloat16, to which 1 adds nothing."""
+
+    def total(w: Any) -> Any:
+        def turn(carry: Any, x: Any) -> Any:
+            return carry + mnp.astype(w * x, mnp.float32), ()
+
+        return mesh.scan(turn, np.float32(0), np.ones(3000, dtype))[0]
+
+    found = mesh.grad(total)(np.ones((), dtype))
+    assert found.dtype == dtype
+    np.testing.assert_allclose(float(found), 3000, rtol=2**-8)

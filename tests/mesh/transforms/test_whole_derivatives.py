@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from support.cases.whole_functions import WHOLE, attention, cross_entropy, derivatives, figures, layer_norm
@@ -59,3 +60,22 @@ def test_composites_have_the_same_derivatives(fn: Any, again: bool, monkeypatch:
     made = mesh.remat(made) if again else made
     monkeypatch.setitem(WHOLE, name, (lambda xp, *args: made(*args), WHOLE[name][1]))
     check(name, figures(name, mnp, mesh))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_slopes_of_narrow_floats_have_room_for_what_they_sum(dtype: Any) -> None:
+    """The count of more than 65,504 equal elements was infinite in float16, and so was a sum of cotangents."""
+    equal = np.ones(70_000, dtype)
+    found = np.asarray(mesh.grad(lambda x: mnp.max(x))(equal))
+    assert np.array_equal(found, np.full(70_000, 1 / 70_000).astype(dtype))
+    moved = mesh.jvp(lambda x: mnp.max(x), (equal,), (equal,))[1]
+    assert float(moved) == 1
+
+    x, g = (np.arange(1000) / 100).astype(dtype), np.full(1000, 300, dtype)
+    for fn in (nn.softmax, nn.log_softmax):
+        (found,) = mesh.vjp(fn, x)[1](g)
+        (wanted,) = mesh.vjp(fn, x.astype(np.float64))[1](g.astype(np.float64))
+        size = np.abs(np.asarray(wanted)).max()
+        np.testing.assert_allclose(
+            np.asarray(found).astype(np.float64), np.asarray(wanted), rtol=2**-6, atol=size * 1e-2 + 1e-3
+        )
