@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from wire.errors import Cancelled, MeshError
 from wire.protocol.messages import INLINE_BYTES_MAX, Deployed, Ran
 from wire.system.outcome import PromptFuture
-from wire.system.tasks import as_error, unheard
+from wire.system.tasks import as_error, isolated, unheard
 from wire.units import counted
 
 from ..calls import events as ev
@@ -251,7 +251,8 @@ class CallRunner(PlanShell):
         if not self._audit(deployment.plan, action.outputs):
             self._ask_again(action.number, call)
             return
-        self._events.complete_report(call, action.generation, deployment, self.deployments)
+        with isolated("recording what a worker did"):  # the outputs are right without that
+            self._events.complete_report(call, action.generation, deployment, self.deployments)
         if (
             self._config.follow_pace
             and call.alone

@@ -88,12 +88,11 @@ _SOURCES = tuple((source, f"bytes_{source}") for source in ("socket", "shared", 
 
 def worker_report(plan: Plan, node: NodeReport, ran: Ran, deployed: Sequence[Deployed]) -> WorkerReport:
     """The report on a worker's parts, from its own answers; `deployed` are those not reported before."""
-    engines = {device.index: device.engine for device in node.devices}
+    engines = {device.index: device.engine for device in node.devices}  # it may have given one up since
     parts = tuple(
-        PartReport(
-            run.part, engines[plan.parts[run.part].device], len(plan.parts[run.part].graph), run.compute_s, run.wait_s
-        )
+        PartReport(run.part, engines.get(part.device, ""), len(part.graph), run.compute_s, run.wait_s)
         for run in ran.parts
+        for part in plan.parts[run.part : run.part + 1]
     )
     return WorkerReport(
         node.name,

@@ -203,6 +203,7 @@ def test_whatever_a_shell_raises_in_a_call_ends_it(what: str) -> None:
 NOTES: dict[str, tuple[Any, str]] = {
     "of calls": (StragglerMitigation, "ran"),
     "of sessions": (PlanWatch, "ran"),
+    "for the report": (EventFeed, "complete_report"),
 }
 
 
