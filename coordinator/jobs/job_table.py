@@ -24,6 +24,7 @@ lets go of them, `recall` takes them up again.
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,13 +34,14 @@ from typing import Any
 
 from wire.bounds import JOB_BYTES_RUNNING, JOB_BYTES_WAITING, JOBS_OF_CLIENT, JOBS_OVER, JOBS_RUNNING, JOBS_WAITING
 from wire.errors import Busy, Cancelled, DeadlineExceeded, InputError, MeshError, from_fields
-from wire.limits import REPORT_CHARS_MAX
+from wire.limits import MIB, REPORT_CHARS_MAX
 from wire.protocol.messages import JobReport
 from wire.roles import member_id
 from wire.timeouts import DEFAULT_TIMEOUTS
 from wire.units import size_text
 
 LOG_LINE_CHARS_MAX = 4096  # of a job's log
+LOG_BYTES_MAX = MIB  # of it in the journal, as text: an entry that is too long would never be written
 FINAL = frozenset({"done", "failed", "cancelled"})
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -541,7 +543,13 @@ class JobTable:
 
     def _save_end(self, job: Job) -> Save:
         error = job.error.to_fields() if job.error else {}
-        end = {"state": job.final, "ended_s": job.ended_s, "report": job.report, "error": error, "log": list(job.log)}
+        end = {
+            "state": job.final,
+            "ended_s": job.ended_s,
+            "report": job.report,
+            "error": error,
+            "log": _latest(job.log),
+        }
         return Save(job, "ended", {**_facts(job), **end})
 
     def _save_later(self, job: Job, now: float) -> None:
@@ -585,6 +593,16 @@ class JobTable:
 def _over_s(job: Job) -> float:
     assert job.over_s is not None
     return job.over_s
+
+
+def _latest(log: Sequence[str]) -> list[str]:
+    """The latest lines, as many as an entry has room for: workers say some of them, in any script."""
+    left_bytes = LOG_BYTES_MAX
+    for count, line in enumerate(reversed(log)):
+        left_bytes -= len(json.dumps(line))
+        if left_bytes < 0:
+            return list(log[len(log) - count :])
+    return list(log)
 
 
 def _final_state(error: MeshError | None) -> str:

@@ -9,7 +9,19 @@ from typing import Any
 
 import pytest
 
-from coordinator.jobs.job_table import FINAL, Action, Job, JobLimits, JobTable, Save, SaveLater, Start, Stop
+from coordinator.jobs.job_store import check_size
+from coordinator.jobs.job_table import (
+    FINAL,
+    LOG_LINE_CHARS_MAX,
+    Action,
+    Job,
+    JobLimits,
+    JobTable,
+    Save,
+    SaveLater,
+    Start,
+    Stop,
+)
 from wire.errors import Busy, Cancelled, ExecuteFailed, InputError, MeshError, NotDurable
 
 LIMITS = JobLimits(
@@ -195,6 +207,21 @@ def test_the_end_of_a_cancelled_job_is_not_written_over_a_later_job_of_its_id() 
     last, kind = written[-1]
     assert last is story.job("a"), "the journal ends with another job than the one of that id"
     assert (kind, last.state) == ("ended", "cancelled")
+
+
+def test_a_log_that_workers_filled_leaves_the_end_room_in_the_journal() -> None:
+    table = JobTable()
+    job = table.submit(Job("a", "", "c", True, 0.0))
+    (save,) = table.arrived(job, 0.0, "work")
+    assert isinstance(save, Save)
+    table.saved(save, 0.0)
+    for number in range(2 * table.limits.log_lines_max):
+        table.tell(job, 0.0, f"{number} devices sim-0: " + "\N{GRINNING FACE}" * LOG_LINE_CHARS_MAX)
+    (end,) = table.ran(job, 1.0)
+    assert isinstance(end, Save)
+    check_size("a", len(json.dumps(end.fields)))
+    log = end.fields["log"]
+    assert len(log) >= 16 and (log[-1], log[0]) == (job.log[-1], job.log[-len(log)]), "the latest lines"
 
 
 def test_a_client_with_too_many_waiting_is_told_so() -> None:
