@@ -64,6 +64,7 @@ class _Guard:
     standby: Mapping[str, Plan] = field(default_factory=dict)  # what is deployed for the death of a worker
     failures: int = 0  # in a row, of workers that had no room
     work: asyncio.Task[None] | None = None
+    next_turn: bool = False  # that work has not begun, and will see what changes until then
 
 
 class WeightRedundancy:
@@ -229,13 +230,18 @@ class WeightRedundancy:
     # -- making checks
 
     def _begin(self, program: Program, guard: _Guard) -> None:
-        before = guard.work
+        if guard.next_turn:  # workers may come and go much faster than copies are made
+            return
+        before, guard.next_turn = guard.work, True
         guard.work = self._tasks.run("guarding weights", self._guard(program, guard, before), self._unguarded)
 
     async def _guard(self, program: Program, guard: _Guard, before: asyncio.Task[None] | None) -> None:
         """Have workers keep what they are to keep for each other, one change of workers after another."""
-        if before is not None and not before.done():
-            await asyncio.wait([before])
+        try:
+            if before is not None and not before.done():
+                await asyncio.wait([before])
+        finally:
+            guard.next_turn = False
         try:
             await self._make_and_pin(program, guard)
         except OutOfMemory as error:

@@ -15,6 +15,7 @@ import mesh.numpy as mnp
 from mesh import AsyncMesh
 from mesh.simulation.cluster import Cluster
 from mesh.simulation.loop import VirtualLoop
+from wire.protocol.messages import Paused
 
 LAYERS, WIDTH = 4, 24
 AT_REST_S = 10.0  # virtual
@@ -131,6 +132,39 @@ def test_a_program_that_is_forgotten_at_any_moment_leaves_nothing(copies: str) -
                 mesh.forget(work)
             await asyncio.sleep(AT_REST_S)
             assert pinned(mesh.simulation) == 0
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(scenario())
+
+
+def test_a_worker_that_comes_and_goes_all_the_time_leaves_no_queue_of_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with await AsyncMesh.builder().mesh("sim").simulate(3).build_async() as mesh:
+            weights = await mesh.put([np.full((WIDTH, WIDTH), 1 / (1 + n), np.float32) for n in range(LAYERS)])
+            form = mesh.form(model, (weights, X), mesh.options("single", "on", "buddy"))
+            inputs, work = form.bind((weights, X))
+            await mesh.start(form, inputs, work).outputs
+            await asyncio.sleep(AT_REST_S)
+            coordinator, turns = mesh.simulation.coordinator, list[int]()
+            guards, make = coordinator._guards, coordinator._guards._make_and_pin
+            (guard,) = guards._guards.values()
+
+            async def counted(*arguments: Any) -> None:
+                turns.append(1)
+                await make(*arguments)
+
+            monkeypatch.setattr(guards, "_make_and_pin", counted)
+            other = min(coordinator._members.keys() - {part.node for part in guard.plan.parts})
+            link = coordinator._members[other].link
+            for _ in range(100):
+                coordinator._registry.paused(link, Paused("user"))
+                coordinator._registry.paused(link, Paused(""))
+            await asyncio.sleep(AT_REST_S)
+            assert 1 <= len(turns) <= 2 and guard.nodes == coordinator._members.keys()
+            coordinator._registry.paused(link, Paused("user"))
+            await asyncio.sleep(AT_REST_S)
+            assert guard.nodes == coordinator._members.keys() - {other}, "it hears of later ones"
+            assert pinned(mesh.simulation) > 0
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         runner.run(scenario())
