@@ -423,6 +423,22 @@ CONTENTS_SENT = Bound(
     unit="addresses",
     most=65_536,
 )
+KNOWN_CONTENTS = Bound(
+    "coordinator",
+    "Addresses of content that a worker was sent or said that it has, for each worker.",
+    FORGETS,
+    "What was named longest ago is looked for elsewhere first, by other workers that need it.",
+    unit="addresses",
+    most=65_536,
+)
+KNOWN_GRAPHS = Bound(
+    "coordinator",
+    "Addresses of graphs that a worker was sent, for each worker.",
+    FORGETS,
+    "The graph that was sent longest ago is sent again with the next plan that has it.",
+    unit="addresses",
+    most=16_384,
+)
 JOURNAL_COPIES = Bound(
     "coordinator",
     "Messages of the journal that a standby has not written to its disk.",

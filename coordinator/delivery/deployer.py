@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
@@ -83,7 +84,7 @@ class Deployer:
         moved = await self.restore(plan, node, wanted)
         answer = await _prepared(member, self._message(plan, member, key, params, state, force))
         if isinstance(answer, MissingGraphs):
-            member.graphs -= set(answer.graphs)
+            member.graphs.difference_update(answer.graphs)
             answer = await _prepared(member, self._message(plan, member, key, params, state, force))
         if not isinstance(answer, Deployed):
             raise ProtocolError(f"expected Deployed, got {type(answer).__name__}", node=member.profile.name)
@@ -160,10 +161,14 @@ class Deployer:
         force: bool,
     ) -> Deploy:
         own = member.profile.node_id
-        holders = {node: self._members[node].blobs for node in _before(own, sorted(self._members))}
+        holders: dict[str, AbstractSet[bytes]] = {
+            node: self._members[node].blobs for node in _before(own, sorted(self._members))
+        }
+        theirs: dict[str, set[bytes]] = {}  # of the state, which they are not known to hold for long
         for (address, _), nodes in state.values():
             for node in nodes & holders.keys():
-                holders[node] = holders[node] | {address}
+                theirs.setdefault(node, set()).add(address)
+        holders |= {node: {*holders[node], *addresses} for node, addresses in theirs.items()}
         inventory = plan_messages.Inventory(holders, self._addresses(own), member.graphs, self._slower(own))
         message = plan_messages.deploy(plan, own, key, params, inventory, self._timeout_s, force)
         member.graphs.update(message.graphs)

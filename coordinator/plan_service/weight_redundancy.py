@@ -369,7 +369,7 @@ class WeightRedundancy:
         self._drop(guard.keys)
         for node, blob in _kept_checks(guard.groups):
             if node in self._members and (node, blob) not in needed:
-                self._members[node].blobs.discard(blob)
+                self._members[node].blobs.difference_update([blob])
 
     def _drop(self, keys: Iterable[tuple[str, PlanKey]]) -> None:
         for node, key in keys:
@@ -400,7 +400,7 @@ class WeightRedundancy:
             log.warning("weights could not be made again of others: %s", error)
             return None
         if node in self._members:
-            self._members[node].blobs.add(made.blob)
+            self._members[node].blobs.update([made.blob])
         self._tell("restored", node, f"{size_text(size_bytes)} of weights, made again of what others keep", 0)
         return made.bytes_socket, made.bytes_shared
 

@@ -108,8 +108,9 @@ class WorkerRegistry:
             early_reports = self._early_reports.pop(link, {})
         again = link_to(self._members, peer.node_id) is link  # it had joined over this link, so its ways are known
         before = self._members[peer.node_id] if again else None
-        graphs, blobs = (before.graphs, before.blobs) if before else (set[bytes](), set[bytes]())
-        self._members[peer.node_id] = Member(link, joined, profile, graphs, blobs | set(joined.blobs))
+        member = Member(link, joined, profile, before.graphs, before.blobs) if before else Member(link, joined, profile)
+        member.blobs.update(reversed(joined.blobs))
+        self._members[peer.node_id] = member
         report = self._known[peer.node_id] = worker_names.node_report(peer, name, joined)
         self._forget_gone()
         self._pacing.forget(peer.node_id)

@@ -6,10 +6,12 @@ import asyncio
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
 
+from wire.bounds import KNOWN_CONTENTS, KNOWN_GRAPHS
 from wire.deadlines import WORK_LONGEST, Deadline
 from wire.link.link import Link
 from wire.policy.batch_shares import Portions
@@ -32,6 +34,7 @@ from ..planning.plan_messages import (
     work_of,
 )
 from .call_report import CallReport
+from .recent_set import RecentSet
 
 Evidence = tuple[int, Measured]  # how many verdicts there were on the pace of devices, and what calls took
 
@@ -52,8 +55,8 @@ class Member:
     link: Link
     joined: Joined
     profile: WorkerProfile
-    graphs: set[bytes] = field(default_factory=set)  # encodings this link already carried
-    blobs: set[bytes] = field(default_factory=set)  # content this worker is known to hold
+    graphs: RecentSet = field(default_factory=partial(RecentSet, KNOWN_GRAPHS.most))  # encodings that it was sent
+    blobs: RecentSet = field(default_factory=partial(RecentSet, KNOWN_CONTENTS.most))  # content that it should hold
     leaving: bool = False
     paused: str = ""  # by whom, as in Paused
     last_words: tuple[str, ...] = ()  # of its log, as it left

@@ -85,6 +85,10 @@ FILLED: Mapping[str, str] = {  # a test that fills it with the real part, and se
     "STANDBY_ACTIONS": "tests/coordinator/standby/test_standby_shell.py::"
     "test_a_disk_that_takes_nothing_for_minutes_ends_the_coordinator",
     "STANDBY_PEERS": "tests/wire/standby/test_standby_file.py::test_of_too_many_peers_the_oldest_that_do_not_count_go",
+    "KNOWN_CONTENTS": "tests/coordinator/workers/test_recent_set.py::"
+    "test_a_worker_of_many_programs_is_known_to_hold_the_latest",
+    "KNOWN_GRAPHS": "tests/coordinator/workers/test_recent_set.py::"
+    "test_a_worker_of_many_programs_is_known_to_hold_the_latest",
     "JOURNAL_COPIES": "tests/wire/test_full_queues.py::test_a_standby_with_a_slow_disk_asks_again",
     "KEPT_CONTENT": "tests/worker/state/test_kept_content.py::test_so_much_is_kept_as_there_is_room_for",
     "CACHED_WEIGHTS": "tests/worker/test_blob_store.py::test_what_the_disk_share_cannot_take_goes_to_memory",
