@@ -32,6 +32,7 @@ from .backward import Gradients, stepped
 from .checkpoint import Checkpoints, filled
 from .data import Cursor, data_of
 from .fit_loop import FitOptions, Run
+from .gradient_exchange import memory_size
 from .graph_loss import graph_loss
 from .progress import Callback, History, Progress
 from .step import first_state
@@ -522,7 +523,10 @@ class DistributedTrainer:
         checkpoint = store.latest()
         if checkpoint is None or checkpoint.step < least:
             return False
-        self._state = filled(self._state, checkpoint.state)
+        # one worker exchanges nothing, so what it saved has nothing unsent
+        size = memory_size(self.params, self.recipe.compression) if "unsent" in checkpoint.state else 0
+        own = {**self._state, "unsent": np.zeros(size, np.float32) if size else None}
+        self._state = filled(own, checkpoint.state)
         self._cursor, self._step = checkpoint.cursor, checkpoint.step
         return True
 

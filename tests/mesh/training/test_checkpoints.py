@@ -207,3 +207,19 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="optimiser/0"):
         other.load(tmp_path)
     assert not trainer().load(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("compression", ["f16", "int8"])
+def test_a_trainer_that_compresses_goes_on_from_what_one_worker_saved(tmp_path: Path, compression: str) -> None:
+    """It has nothing unsent, and an own checkpoint was refused for that."""
+
+    def trainer() -> DistributedTrainer:
+        return DistributedTrainer(linear, {"w": np.ones((8, 4), np.float32)}, compression=compression, seed=3)
+
+    whole, first, second = trainer(), trainer(), trainer()
+    whole.fit((X, Y), batch_size=8, epochs=4)
+    first.fit((X, Y), batch_size=8, epochs=2)
+    first.save(tmp_path)
+    assert second.load(tmp_path) and second.step == 10
+    second.fit((X, Y), batch_size=8, epochs=2)
+    assert np.array_equal(whole.params["w"], second.params["w"])
