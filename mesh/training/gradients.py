@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from wire.errors import InputError, ShapeError
+from wire.ir.dtypes import F64
 
 from .. import numpy as mnp
 from .. import tree
@@ -144,16 +145,34 @@ def _weighted(recipe: Recipe, params: Any, batch: Any, weights: Array, key: Any,
         return _total(rows, weights)
 
     if not rows_apart:
-        return mnp.astype(loss, "float32") * mnp.sum(weights)
+        return _mean_of(loss, weights)
     if recipe.staged:  # a branch is computed by one stage as a whole
         return by_rows()
-    mean: Array = cond(mnp.all(weights > 0), lambda: mnp.astype(loss_of(batch), "float32") * mnp.sum(weights), by_rows)
+    mean: Array = cond(mnp.all(weights > 0), lambda: _mean_of(loss_of(batch), weights), by_rows)
     return mean
 
 
 def _total(losses: Array, weights: Array) -> Array:
     """The weighted sum.  Rows that do not count are copies of rows that do, so they are finite where those are."""
-    return mnp.sum(mnp.where(weights > 0, mnp.astype(losses, "float32") * weights, 0.0))
+    shares = _shares(weights, losses)
+    return mnp.astype(mnp.sum(mnp.where(weights > 0, mnp.astype(losses, shares.dtype) * shares, 0.0)), "float32")
+
+
+def _mean_of(loss: Array, weights: Array) -> Array:
+    """What a mean over rows of these weights adds to the loss of the step."""
+    shares = _shares(weights, loss)
+    return mnp.astype(mnp.astype(loss, shares.dtype) * mnp.sum(shares), "float32")
+
+
+def _shares(weights: Array, losses: Array) -> Array:
+    """The weights, in float64 for losses in float64: 1 / 3 in float32 would leave its rounding in all gradients.
+
+    A weight is one by the number of rows that count, which follows from it exactly.
+    """
+    if losses.type.dtype is not F64:
+        return weights
+    rows = mnp.round(1 / mnp.where(weights > 0, mnp.astype(weights, "float64"), 1.0))
+    return mnp.where(weights > 0, 1 / rows, 0.0)
 
 
 def _cast(recipe: Recipe, values: Any) -> Any:

@@ -96,3 +96,25 @@ def test_gradients_of_a_convolutional_network_are_slopes() -> None:
     slope = sum(float(np.sum(np.asarray(g) * d)) for g, d in zip(*map(tree.leaves, (gradient, direction)), strict=True))
     ends = [float(loss(tree.map(lambda leaf, d, by=by: leaf + by * d, network, direction))) for by in (1e-6, -1e-6)]
     assert slope == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-5)
+
+
+@pytest.mark.parametrize("mean", [False, True])
+def test_gradients_in_float64_are_those_of_float64(mean: bool) -> None:
+    """The weight of a row, 1 / 13, was rounded to float32: gradients were off by 3e-8 of themselves."""
+    rng = np.random.default_rng(1)
+    x, y, w = rng.standard_normal((13, 4)), rng.standard_normal(13), rng.standard_normal(4)
+
+    def loss(params: Any, x: Any, y: Any) -> Any:
+        errors = (x @ params - y) ** 2
+        return errors.mean() if mean else errors
+
+    for rows in (13, 5):  # 5, 5 and a last batch of 3
+        trainer = mesh.DistributedTrainer(loss, w, optimizer=optim.sgd(0.1))
+        trainer.fit((x, y), batch_size=rows, shuffle=False)
+        wanted = w
+        for first in range(0, 13, rows):
+            part = slice(first, min(first + rows, 13))
+            wanted = wanted - 0.2 * x[part].T @ (x[part] @ wanted - y[part]) / len(y[part])
+        np.testing.assert_allclose(trainer.params, wanted, rtol=1e-13)
+    with trainer.forward_backward((x, y)) as gradients:
+        np.testing.assert_allclose(gradients.fetch(), 2 * x.T @ (x @ trainer.params - y) / 13, rtol=1e-12)
