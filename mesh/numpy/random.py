@@ -333,9 +333,9 @@ def bernoulli(key: Operand, p: Operand = 0.5, shape: Shape | None = None) -> Arr
     >>> mesh.random.bernoulli(mesh.random.key(0), 0.5, (4,))
     Array([ True,  True, False, False], dtype=bool)
     """
-    (chance,) = floats(p)
+    (chance,) = _wide_floats(p)
     wanted = chance.shape if shape is None else manipulation.to_shape(shape)
-    return _unit(key, wanted, _float(chance.type.dtype)) < chance
+    return _unit(key, wanted, chance.type.dtype) < chance
 
 
 @checked
@@ -494,7 +494,7 @@ def categorical(key: Operand, logits: Operand, axis: int = -1, shape: Shape | No
     >>> mesh.random.categorical(mesh.random.key(0), [0.0, 0.0, -1e9], shape=(5,))
     Array([0, 0, 0, 1, 1], dtype=int32)
     """
-    (scores,) = floats(logits)
+    (scores,) = _wide_floats(logits)
     place = reductions.normal_axis(axis, scores.ndim)
     left = scores.shape[:place] + scores.shape[place + 1 :]
     wanted = left if shape is None else manipulation.to_shape(shape)
@@ -585,7 +585,7 @@ def choice(key: Operand, a: int | Operand, shape: Shape = (), replace: bool = Tr
     if p is None:
         index = randint(key, wanted, 0, size) if replace else _order(key, size)[:count].reshape(wanted)
     else:
-        scores = elementwise.log(floats(p)[0])
+        scores = elementwise.log(_wide_floats(p)[0])
         if scores.shape != (size,):
             raise ShapeError(f"choice among {size} needs as many probabilities, got {scores.shape}")
         if replace:
@@ -626,6 +626,11 @@ def _float(dtype: DTypeLike) -> DType:
     if kind.kind != "f":
         raise DTypeError(f"random numbers of this distribution have a float dtype, got {kind.name}")
     return kind
+
+
+def _wide_floats(value: Operand) -> list[Array]:
+    """One array of floats, float32 at least: what decides a draw has all its bits, whatever the probabilities have."""
+    return [cast(array, reductions.wide_dtype(array.type.dtype)) for array in floats(value)]
 
 
 def _unit(key: Operand, shape: tuple[int, ...], kind: DType) -> Array:

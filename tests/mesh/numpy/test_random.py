@@ -6,6 +6,7 @@ All keys are fixed, so the statistics below are always the same numbers.
 import math
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -206,3 +207,17 @@ def test_randint_of_a_wide_span_is_the_fraction_of_128_bits(span: int) -> None:
     pairs = drawn(random.bits(KEY, (50, 2), np.uint64)).tolist()
     expected = [((high << 64 | low) * span) >> 128 for high, low in pairs]
     assert drawn(random.randint(KEY, (50,), 0, span, np.uint64)).tolist() == expected
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_draws_by_narrow_probabilities_have_them(dtype: Any) -> None:
+    """The draw had as many bits as the dtype: 0.001 in bfloat16 came 4 times as often, and of equal logits around 100
+    the first one came 1.5 times as often as the last one."""
+    hits = drawn(random.bernoulli(KEY, np.array(0.001, dtype), (400_000,))).mean()
+    assert abs(hits - float(dtype(0.001))) < 2e-4
+    for places in (
+        random.categorical(KEY, np.full(4, 100, dtype), shape=(40_000,)),
+        random.choice(KEY, 4, (40_000,), p=np.full(4, 1e-30 if dtype is not np.float16 else 6e-8, dtype)),
+    ):
+        shares = np.bincount(drawn(places), minlength=4) / 40_000
+        assert np.abs(shares - 0.25).max() < 0.01
