@@ -426,6 +426,10 @@ def vector_norm(x: Operand, *, axis: Axis = None, keepdims: bool = False, ord: f
     """(sum of |x|**ord) ** (1/ord) over the axes; inf and -inf are the largest and smallest |x|, 0 counts."""
     (array,) = inexact(x)
     axes, size = normal_axes(axis, array.ndim), elementwise.abs(array)
+    wide = reductions.wide_dtype(size.type.dtype)
+    if wide is not size.type.dtype and ord not in (0, math.inf, -math.inf):  # the square of 256 is above every float16
+        norm = vector_norm(cast(size, wide), axis=axis, keepdims=keepdims, ord=ord)
+        return cast(norm, size.type.dtype)
     if ord in (math.inf, -math.inf):
         return (_largest if ord > 0 else reductions.min)(size, axes, keepdims=keepdims)
     if ord == 0:

@@ -545,3 +545,13 @@ def test_bincount_has_room_for_sums_of_weights(dtype: str) -> None:
     """The weights 100, 100 and 100 in uint8 summed up to 44."""
     places, weights = np.array([1, 1, 0, 1]), np.array([100, 100, 1, 100]).astype(dtype)
     np.testing.assert_array_equal(np.asarray(mnp.bincount(places, weights)), np.bincount(places, weights))
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, -1])
+def test_norms_of_halves_have_room_for_their_sums(order: float) -> None:
+    """That of (300, 400), which is 500, was infinite."""
+    given = np.array([[300, 400], [-5, 7]], np.float16)
+    found = np.asarray(mnp.linalg.vector_norm(given, axis=1, ord=order))
+    assert found.dtype == np.float16
+    np.testing.assert_allclose(found, np.linalg.vector_norm(given.astype(np.float64), axis=1, ord=order), rtol=1e-3)
+    assert mnp.linalg.norm(given[0]) == 500 and mnp.linalg.norm(given).dtype == np.float16
