@@ -361,6 +361,13 @@ SESSION_INPUTS = Bound(
     "LimitExceeded for the step, and the session continues. One step alone may need more.",
     most=4 * GIB,
 )
+SESSION_ANSWERS = Bound(
+    "coordinator",
+    "Answers of one client's sessions that it has not confirmed, as far as they are no blobs.",
+    REFUSES,
+    "LimitExceeded for a further request for the state. Steps wait until it confirms some.",
+    most=1 * GIB,
+)
 SESSION_SPANS = Bound(
     "coordinator",
     "Times of parts of one session's latest steps.",

@@ -77,6 +77,7 @@ class Requests:
     answers: dict[int, asyncio.Task[SessionTold]] = field(default_factory=dict)  # until the client has them
     after: dict[int, int] = field(default_factory=dict)  # of these answers, the steps done by then
     blobs: dict[int, list[bytes]] = field(default_factory=dict)  # of these answers
+    kept_bytes: dict[int, int] = field(default_factory=dict)  # of these answers, as far as they are no blobs
     waiting_bytes: dict[int, int] = field(default_factory=dict)  # of the inputs of steps whose turn it is not yet
     ended: bool = False  # no turn comes any more
 

@@ -28,10 +28,11 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from wire.bounds import SESSION_INPUTS, SESSIONS_OF_CLIENT, SESSIONS_OPEN
+from wire.bounds import SESSION_ANSWERS, SESSION_INPUTS, SESSIONS_OF_CLIENT, SESSIONS_OPEN
 from wire.errors import Busy, Cancelled, InputError, LimitExceeded, MeshError, NodeLost, SessionTaken, StorageError
 from wire.ir.codec import hash_array
 from wire.ir.types import TensorType
+from wire.limits import KIB
 from wire.link.link import Link
 from wire.policy.redundancy import OF_SESSIONS, copies_of
 from wire.protocol.messages import (
@@ -75,6 +76,7 @@ log = logging.getLogger("graph_mesh.service")
 Ask = Callable[[], Awaitable[Any]]
 Named = Callable[[Any], Iterable[tuple[str, NDArray[Any]]]]
 SESSION, RECORD, DRIVER = SESSION_ENTRIES = "session", "session-record", "session-driver"  # kinds of entries
+ANSWER_BYTES = KIB  # of an answer, besides its values
 FORMER_MAX = 16  # tokens of a session, whose programs learn who drives it now
 TAKE = "Attach with take=True to drive it from here; the other program gets an error at its next step"
 INTERRUPTED = SessionTold((), interrupted=True)
@@ -104,7 +106,7 @@ class SessionService:
         self._keep_s = coordinator.config.timeouts.keep_sessions_s
         self._keep_named_s = coordinator.config.timeouts.keep_named_sessions_s
         self._sessions_max, self._sessions_of_client_max = SESSIONS_OPEN.most, SESSIONS_OF_CLIENT.most
-        self._inputs_bytes_max = SESSION_INPUTS.most
+        self._inputs_bytes_max, self._answers_bytes_max = SESSION_INPUTS.most, SESSION_ANSWERS.most
         self._upload = ProgramUpload(coordinator.blobs)
         self._arriving: Counter[str] = Counter()  # bytes of steps' inputs by owner
         self._sessions: dict[str, ClientSession] = {}  # by id
@@ -305,8 +307,22 @@ class SessionService:
         opened = self._session_of_request(link, body)
         if opened.session is None:
             return INTERRUPTED
-        self._do(opened, opened.requests, body.number, opened.session.state, dict.items)
+        self._do(opened, opened.requests, body.number, self._ask_of_state(opened, opened.session), dict.items)
         return await _answer(opened.requests.answers[body.number])
+
+    def _ask_of_state(self, opened: ClientSession, session: Session) -> Ask:
+        """A function that asks the session for its state, or refuses that: a client that confirms no answer may ask for
+        it without end, and all that it asked for would be kept."""
+        mine = (each.requests.kept_bytes for each in self._sessions.values() if each.owner == opened.owner)
+        if sum(sum(kept.values()) for kept in mine) <= self._answers_bytes_max:
+            return session.state
+        return partial(
+            _refuse,
+            LimitExceeded(
+                f"this client has not confirmed answers of {size_text(self._answers_bytes_max)} of its sessions",
+                next_step="Wait for the states that were asked for before",
+            ),
+        )
 
     async def _close(self, link: Link, body: CloseSession) -> Done:
         opened = self._mine(link, body.session)
@@ -347,6 +363,8 @@ class SessionService:
             requests.done(number)
         values = await self._published(opened, requests, number, named(await answer))
         requests.after[number] = after
+        if number in requests.answers:
+            requests.kept_bytes[number] = ANSWER_BYTES + sum(len(value.data or b"") for value in values)
         return SessionTold(values, step, session.feeds_from)
 
     # -- values on their way out
@@ -393,6 +411,7 @@ class SessionService:
 
     def _forget(self, opened: ClientSession, requests: Requests, number: int) -> None:
         answer = requests.answers.pop(number, None)
+        requests.kept_bytes.pop(number, None)
         if answer is not None and answer.done():
             self._let_go(opened, requests.blobs.pop(number, ()))
 

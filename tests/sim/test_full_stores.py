@@ -27,13 +27,14 @@ from wire.bounds import (
     REPLAYED_FEEDS,
     REPORT_EVENTS,
     RESULTS_READY,
+    SESSION_ANSWERS,
     SESSION_INPUTS,
     SESSION_SPANS,
     SESSIONS_OF_CLIENT,
     SESSIONS_OPEN,
 )
 from wire.limits import MIB, REPORT_CHARS_MAX
-from wire.protocol.messages import AwaitJob, JobAccepted, JobResult, NamedValue, SessionStep, SessionTold
+from wire.protocol.messages import AwaitJob, JobAccepted, JobResult, NamedValue, SessionState, SessionStep, SessionTold
 from wire.system import malloc
 
 
@@ -217,6 +218,35 @@ def test_steps_that_wait_for_an_earlier_one_count_and_leave_room_for_that() -> N
             for each in others:
                 each.cancel()
             assert len(early) - len(refused) == 4, "they are all that there was room for"
+
+    simulate_durable(1, 0, scenario, mortal=False)
+
+
+def test_a_client_that_confirms_no_answer_is_refused_more_of_them() -> None:
+    x = np.ones(10_000, np.float32)
+
+    async def scenario(cluster: DurableCluster) -> None:
+        assert cluster.sessions._answers_bytes_max == SESSION_ANSWERS.most
+        cluster.sessions._answers_bytes_max = 4 * x.nbytes
+        async with AsyncMesh(await client_of(cluster)) as mesh:
+            session = await mesh.session(lambda s, x: (s + x, x[0]), x, x, copies="checkpoint")
+            assert await session.step(x) == 1
+            (opened,) = cluster.sessions._sessions.values()
+            link = cluster.coordinator.endpoint.links[opened.client]
+            numbers, refused = iter(range(1, 100)), list[int]()
+
+            async def ask(heard: int) -> int:
+                number = next(numbers)
+                try:
+                    await cluster.sessions._state(link, SessionState(opened.token, number, heard))
+                except LimitExceeded:
+                    refused.append(number)
+                return number
+
+            for _ in range(10):
+                last = await ask(heard=1)
+            assert refused == [*range(5, last + 1)]
+            assert await ask(heard=last) not in refused, "what it has is not kept any more"
 
     simulate_durable(1, 0, scenario, mortal=False)
 

@@ -68,6 +68,7 @@ FILLED: Mapping[str, str] = {  # a test that fills it with the real part, and se
     "COPIED_FEEDS": "tests/sim/test_full_stores.py::test_large_arguments_have_the_state_copied_before_its_turn",
     "SESSION_INPUTS": "tests/sim/test_full_stores.py::"
     "test_a_step_whose_arguments_have_no_room_is_refused_to_that_client_and_room_is_made",
+    "SESSION_ANSWERS": "tests/sim/test_full_stores.py::test_a_client_that_confirms_no_answer_is_refused_more_of_them",
     "CONTENTS_SENT": "tests/sim/test_full_stores.py::test_content_that_was_sent_long_ago_is_sent_again",
     "EVENTS": "tests/sim/test_full_stores.py::test_the_latest_events_are_kept",
     "REPORT_EVENTS": "tests/mesh/client/test_reports.py::"
