@@ -138,6 +138,7 @@ BOUNDED_BY: Mapping[str, str] = {  # queues that nothing bounds themselves: the 
     "Slots.waiting": "SERVER_QUEUE",
     "Slots._in_flight": "steps in flight, of which the runner begins two",
     "TokenStream._ready": "tokens of one text, of which its caller says how many",
+    "_Ends.places": "one for each of the calls that a caller gave",
     "Generating._answers": "steps in flight, of which the runner begins two",
     "Generating._asked": "steps in flight, of which the runner begins two",
     "Run._in_flight": "steps in flight, of which the loop begins `ahead`",
