@@ -585,9 +585,13 @@ def choice(key: Operand, a: int | Operand, shape: Shape = (), replace: bool = Tr
     if p is None:
         index = randint(key, wanted, 0, size) if replace else _order(key, size)[:count].reshape(wanted)
     else:
-        scores = elementwise.log(_wide_floats(p)[0])
-        if scores.shape != (size,):
-            raise ShapeError(f"choice among {size} needs as many probabilities, got {scores.shape}")
+        shares = _wide_floats(p)[0]
+        if shares.shape != (size,):
+            raise ShapeError(f"choice among {size} needs as many probabilities, got {shares.shape}")
+        possible = size if shares.value is None else np.count_nonzero(shares.value)
+        if not replace and count > possible:
+            raise InputError(f"{count} draws without replacement from {possible} with a probability above 0")
+        scores = elementwise.log(shares)
         if replace:
             index = categorical(key, scores, shape=(*wanted,))
         else:  # the largest of logits plus Gumbel noise are draws one after the other

@@ -221,3 +221,12 @@ def test_draws_by_narrow_probabilities_have_them(dtype: Any) -> None:
     ):
         shares = np.bincount(drawn(places), minlength=4) / 40_000
         assert np.abs(shares - 0.25).max() < 0.01
+
+
+def test_choice_without_replacement_draws_nothing_of_probability_0() -> None:
+    """As numpy refuses it: entries of probability 0 were drawn where no others were left."""
+    with pytest.raises(ValueError, match="Fewer non-zero"):
+        np.random.default_rng(0).choice(4, 3, replace=False, p=[0.5, 0.5, 0, 0])
+    with pytest.raises(InputError, match="probability above 0"):
+        random.choice(KEY, 4, (3,), replace=False, p=np.array([0.5, 0.5, 0, 0]))
+    assert sorted(drawn(random.choice(KEY, 4, (2,), replace=False, p=np.array([0.5, 0.5, 0, 0]))).tolist()) == [0, 1]
