@@ -183,10 +183,14 @@ def global_norm(values: Any) -> Array:
 def sum_of_squares(value: Operand) -> Array:
     """The sum of the squares of all elements, as float32 at least.
 
-    It is a product of the array with itself, so that the squares are written nowhere.
+    It is a product of the array with itself, so that the squares are written nowhere; of complex numbers with their
+    conjugates.
     """
     values = wide(value)
-    return mnp.tensordot(values, values, (range(values.ndim), range(values.ndim)))
+    axes = (range(values.ndim), range(values.ndim))
+    if values.type.dtype.kind == "c":
+        return mnp.real(mnp.tensordot(mnp.conj(values), values, axes))
+    return mnp.tensordot(values, values, axes)
 
 
 def stateless(change: Callable[[Any, Any], Any]) -> Optimiser:
@@ -203,6 +207,11 @@ def wide(value: Operand) -> Array:
 def zeros_for(params: Any) -> Any:
     """A moment of 0 for each param."""
     return tree.map(lambda leaf: mnp.zeros_like(wide(leaf)), params)
+
+
+def real_zeros_for(params: Any) -> Any:
+    """A moment of 0 for the squared size of each param, which is real where the param is complex."""
+    return tree.map(lambda leaf: mnp.zeros_like(mnp.real(wide(leaf))), params)
 
 
 def weight_of(decay: float, steps: Array) -> Array:

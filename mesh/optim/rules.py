@@ -11,9 +11,20 @@ from typing import Any, NamedTuple
 from .. import numpy as mnp
 from .. import tree
 from ..core.array import Array, Operand
+from ..numpy.elementwise import squared_size
 from ..util.annotation_checks import checked, instance
 from ..util.argument_checks import check_number
-from .optimiser import Optimiser, global_norm, named_by_call, needed, stateless, weight_of, wide, zeros_for
+from .optimiser import (
+    Optimiser,
+    global_norm,
+    named_by_call,
+    needed,
+    real_zeros_for,
+    stateless,
+    weight_of,
+    wide,
+    zeros_for,
+)
 from .schedules import Rate, rate_at
 
 
@@ -258,14 +269,14 @@ def scale_by_adam(b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8) -> Opti
     check_number(eps, "eps", 0.0)
 
     def init(params: Any) -> Moments:
-        return Moments(mnp.asarray(0), zeros_for(params), zeros_for(params))
+        return Moments(mnp.asarray(0), zeros_for(params), real_zeros_for(params))
 
     def update(gradients: Any, state: Moments, params: Any = None) -> tuple[Any, Moments]:
         instance(state, "the state of scale_by_adam", Moments, "what its init or update gave")
         steps = mnp.asarray(state.steps) + 1
         first = tree.map(lambda gradient, own: b1 * own + (1 - b1) * wide(gradient), gradients, state.first)
         second = tree.map(
-            lambda gradient, own: b2 * own + (1 - b2) * mnp.square(wide(gradient)), gradients, state.second
+            lambda gradient, own: b2 * own + (1 - b2) * squared_size(wide(gradient)), gradients, state.second
         )
         of_first, of_second = 1 / weight_of(b1, steps), 1 / weight_of(b2, steps)
         scaled = tree.map(lambda m, v: m * of_first / (mnp.sqrt(v * of_second) + eps), first, second)

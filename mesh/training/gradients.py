@@ -42,6 +42,7 @@ def of_rows(
         return total if scale is None else total * scale
 
     loss, gradients = value_and_grad(scaled)(params)
+    gradients = tree.map(lambda leaf: mnp.conj(leaf) if mnp.iscomplexobj(leaf) else leaf, gradients)  # which way is up
     if scale is None:
         return loss, gradients
     return loss / scale, tree.map(lambda leaf: leaf / scale, gradients)

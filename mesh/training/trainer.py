@@ -555,6 +555,12 @@ def initial_state(recipe: Recipe, params: Any) -> dict[str, Any]:
                 f"param {path!r} is {np.asarray(leaf).dtype}: only floats can be trained",
                 next_step="Convert it with astype('float32'), or let the loss have it without being a param",
             )
+        if np.asarray(leaf).dtype.kind == "c" and (recipe.shards or recipe.compression or recipe.narrow):
+            raise InputError(
+                f"param {path!r} is {np.asarray(leaf).dtype}: complex gradients are neither narrowed, nor compressed, "
+                "nor exchanged by shards",
+                next_step="Leave out precision, compression and deterministic, or train both parts as floats",
+            )
     state = first_state(recipe, tree.map(np.array, params), 1)
     size = sum(leaf.size for leaf in tree.leaves(state["params"])) if recipe.compression else 0
     return {**state, "unsent": np.zeros(size, np.float32) if size else None}

@@ -167,3 +167,17 @@ def test_schedules_of_no_steps_are_at_their_end() -> None:
     assert float(optim.cosine(1.0, 0, end=0.5)(0)) == 0.5
     assert [float(optim.warmup_cosine(1.0, 4, 4, end=0.5)(step)) for step in (0, 2, 4, 5)] == [0, 0.5, 0.5, 0.5]
     assert [float(optim.warmup_cosine(1.0, 0, 4, end=0.5)(step)) for step in (0, 4)] == [1, 0.5]
+
+
+def test_complex_params_have_real_norms_and_second_moments() -> None:
+    """The square of 3j was -9 in the norm, and in Adam's second moment."""
+    gradients = {"a": np.array([3j, 4]), "b": np.array([12.0])}
+    assert float(optim.global_norm(gradients)) == 13
+    clipped = optim.clip_by_global_norm(6.5).update(gradients, ())[0]
+    np.testing.assert_allclose(np.asarray(clipped["a"]), [1.5j, 2])
+    rule = optim.scale_by_adam()
+    state = rule.init(gradients)
+    for _ in range(3):
+        updates, state = rule.update(gradients, state)
+    np.testing.assert_allclose(np.asarray(updates["a"]), [1j, 1], rtol=1e-6)
+    assert np.asarray(state.second["a"]).dtype == np.float64

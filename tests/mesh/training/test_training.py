@@ -11,6 +11,7 @@ import pytest
 import mesh
 import mesh.numpy as mnp
 from mesh import nn, optim, random, tree
+from mesh.errors import InputError
 
 SHAPES = np.random.default_rng(0).random((10, 8, 8)).astype(np.float32).round()  # ten digits, drawn by chance
 
@@ -118,3 +119,22 @@ def test_gradients_in_float64_are_those_of_float64(mean: bool) -> None:
         np.testing.assert_allclose(trainer.params, wanted, rtol=1e-13)
     with trainer.forward_backward((x, y)) as gradients:
         np.testing.assert_allclose(gradients.fetch(), 2 * x.T @ (x @ trainer.params - y) / 13, rtol=1e-12)
+
+
+@pytest.mark.parametrize("optimiser", [optim.sgd(0.1), optim.adam(0.1)])
+def test_complex_params_are_trained(optimiser: Any) -> None:
+    """The report of the norm was a TypeError, and a step along the gradient led away."""
+    rng = np.random.default_rng(2)
+    x = rng.standard_normal((40, 2)) + 1j * rng.standard_normal((40, 2))
+    wanted = np.array([1 + 2j, -0.5j])
+
+    def loss(w: Any, x: Any, y: Any) -> Any:
+        errors = x @ w - y
+        return mnp.real(errors) ** 2 + mnp.imag(errors) ** 2
+
+    trainer = mesh.DistributedTrainer(loss, np.zeros(2, complex), optimizer=optimiser, clip=50.0)
+    trainer.fit((x, x @ wanted), epochs=60, batch_size=20)
+    np.testing.assert_allclose(trainer.params, wanted, atol=2e-2)
+    for refused in ({"precision": "f16"}, {"compression": "f16"}, {"deterministic": 4}):
+        with pytest.raises(InputError, match="complex"):
+            mesh.DistributedTrainer(loss, np.zeros(2, complex), optimizer=optimiser, **refused)
