@@ -42,7 +42,7 @@ class AuditLog:
         """Add a line; OSError if the disk refuses, and then no line was added."""
         last = self._last_line()
         if last and self.path.stat().st_size >= self._bytes_max:
-            self._disk.replace(self.path, self._folder / f"audit.{len(_numbered(self._folder)) + 1:06}.jsonl")
+            self._disk.replace(self.path, self._folder / f"audit.{_next_number(self._folder):06}.jsonl")
         harmless = {name: _safe(value) for name, value in fields.items() if value}
         line = json.dumps({"prev": _hash(last), "time": round(time_s, 3), "event": event, **harmless}).encode() + b"\n"
         self._disk.append(self.path, line)
@@ -87,6 +87,12 @@ def verify(folder: Path) -> Verdict:
 
 def _numbered(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("audit.*.jsonl") if _NUMBERED.fullmatch(path.name))
+
+
+def _next_number(folder: Path) -> int:
+    """The number after that of the newest full file: the first of them may be archived elsewhere."""
+    newest = [int(path.name.split(".")[1]) for path in _numbered(folder)[-1:]]
+    return max(newest, default=0) + 1
 
 
 def _lines(path: Path) -> Iterator[bytes]:

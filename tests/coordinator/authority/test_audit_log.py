@@ -49,6 +49,16 @@ def test_full_files_get_numbers_and_the_chain_goes_on(tmp_path: Path) -> None:
     assert "audit.000003.jsonl:1" in verify(tmp_path).broken
 
 
+def test_a_file_takes_the_place_of_no_other_where_the_first_were_archived_elsewhere(tmp_path: Path) -> None:
+    written(tmp_path, 20, bytes_max=500)
+    full = sorted(tmp_path.glob("audit.*.jsonl"))
+    full[0].unlink()
+    kept = {path: path.read_bytes() for path in full[1:]}
+    written(tmp_path, 20, bytes_max=500)
+    assert {path: path.read_bytes() for path in kept} == kept
+    assert len(sorted(tmp_path.glob("audit.*.jsonl"))) > len(full)
+
+
 @pytest.mark.parametrize("change", ["changed", "removed", "inserted", "swapped", "not json"])
 def test_a_line_that_was_tampered_with_breaks_the_chain(tmp_path: Path, change: str) -> None:
     log = written(tmp_path)
