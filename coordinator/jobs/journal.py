@@ -125,7 +125,7 @@ class Journal:
             self._compact_if_due()
 
     def read(self, job: str) -> Entry | None:
-        """The newest entry of a job; NotDurable if the disk refuses."""
+        """The newest entry of a job; NotDurable if the disk refuses, JournalDamaged if it has altered what it had."""
         with self._one_at_a_time:
             try:
                 if self._connection is None:
@@ -137,10 +137,13 @@ class Journal:
             except (sqlite3.Error, OSError) as error:
                 self._disconnect()
                 raise _not_durable(self._folder, error) from None
+            except JournalDamaged:
+                self._disconnect()
+                raise
         return Entry(*row) if row else None
 
     def entries(self) -> list[Entry]:
-        """Every needed entry, oldest first; NotDurable if the disk refuses."""
+        """Every needed entry, oldest first; raises as `read` does."""
         with self._one_at_a_time:
             try:
                 if self._connection is None:
@@ -150,6 +153,9 @@ class Journal:
             except (sqlite3.Error, OSError) as error:
                 self._disconnect()
                 raise _not_durable(self._folder, error) from None
+            except JournalDamaged:
+                self._disconnect()
+                raise
 
     def jobs(self) -> frozenset[str]:
         """The jobs that it has entries of."""

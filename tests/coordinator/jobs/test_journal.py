@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import shutil
+import sqlite3
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -241,6 +243,27 @@ def test_every_cut_and_every_flipped_bit(killed: Path, tmp_path: Path) -> None:
 
 
 # -- disks that refuse
+
+
+@pytest.mark.parametrize("ask", [lambda journal: journal.read("a"), Journal.entries], ids=["one", "all"])
+def test_a_journal_that_was_damaged_while_the_disk_refused_takes_nothing_more(
+    tmp_path: Path, ask: Callable[[Journal], object]
+) -> None:
+    """What it took would be acknowledged, and the next start refuse all of it."""
+    fuse = Fuse()
+    journal, _ = Journal.open(tmp_path, 1, FaultyDisk(fuse), quick_connect)
+    journal.write([entry("a", body=b"as it was")])
+    fuse.fails_at, fuse.heals_at = fuse.steps + 1, fuse.steps + 2
+    with pytest.raises(NotDurable):
+        journal.write([entry("b")])
+    with contextlib.closing(sqlite3.connect(tmp_path / "jobs.sqlite", isolation_level=None)) as connection:
+        connection.execute("UPDATE rows SET body = ? WHERE job = 'a'", (b"as it is now",))
+    for _ in range(2):
+        with pytest.raises(JournalDamaged):
+            ask(journal)
+    with pytest.raises(JournalDamaged):
+        journal.write([entry("c")])
+    journal.close()
 
 
 def story(folder: Path, disk: QuickDisk, connect: Callable[[Path], object]) -> tuple[set[Entry], set[Entry]]:
