@@ -144,6 +144,14 @@ class Embedded:
         await self.coordinator.close()
         if self._local is not None:
             await self._local.close()
+        self._forget_handles()
+
+    def _forget_handles(self) -> None:
+        """Once the mesh is closed, have no handle keep it: a handle may be used by another mesh."""
+        for held in self._held.values():
+            held.detach()
+        self._held.clear()
+        self._programs.clear()
 
     def _program(self, work: Work) -> Program:
         program = self._programs.get(work)

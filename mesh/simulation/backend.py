@@ -40,6 +40,7 @@ class Simulated(Embedded):
     async def close(self) -> None:
         with self._virtual.flow():
             await self.cluster.stop()
+        self._forget_handles()
 
 
 async def connect_simulated(config: MeshConfig, spec: SimulateSpec) -> Simulated:

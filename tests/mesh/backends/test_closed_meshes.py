@@ -1,0 +1,26 @@
+"""A mesh that is closed leaves nothing in the program that used it."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import numpy as np
+
+from mesh import Mesh
+
+
+def test_a_handle_keeps_no_mesh_that_is_closed() -> None:
+    with Mesh.builder().simulate(1).build() as first:
+        handle = first.put(np.arange(100_000, dtype=np.float32))
+        backends = [weakref.ref(first._async._backend)]
+        assert first.run(lambda w: w.sum(), handle) == np.arange(100_000, dtype=np.float32).sum()
+    del first
+    for _ in range(3):
+        with Mesh.builder().simulate(1).build() as another:
+            backends.append(weakref.ref(another._async._backend))
+            assert another.run(lambda w: w[1], handle) == 1
+        del another
+    gc.collect()
+    assert [backend() for backend in backends] == [None] * 4
+    assert handle.shape == (100_000,)
