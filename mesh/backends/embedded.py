@@ -72,6 +72,9 @@ class Embedded:
     def live(self) -> bool:
         return self.coordinator.live
 
+    def comes_back(self) -> bool:
+        return False
+
     def describe(self) -> str:
         nodes = self.coordinator.nodes()
         names = [node.name + ("" if node.state == "healthy" else f" ({node.state})") for node in nodes]

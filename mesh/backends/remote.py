@@ -247,6 +247,9 @@ class Remote:
     def live(self) -> bool:
         return self._link is not None and not self._link.closed
 
+    def comes_back(self) -> bool:
+        return not self._farewell
+
     async def plan(
         self, graph: WireGraph, strategy: str, copies: str = "checkpoint", dies: str = ""
     ) -> Mapping[str, Any]:

@@ -182,6 +182,27 @@ class AsyncMesh:
         """
         return self._backend.live()
 
+    def stays_here(self) -> bool:
+        """Return whether what lasts, as a session, is in this process if its mode is "auto".
+
+        Returns
+        -------
+        bool
+            True if no worker can take work now, and none is waited for. A coordinator daemon whose link broke for a
+            moment is: what began in this process meanwhile would stay there.
+
+        Examples
+        --------
+        >>> import asyncio
+        >>> import mesh
+        >>> async def main():
+        ...     async with await mesh.Mesh.builder().build_async() as m:
+        ...         print(m.stays_here())
+        >>> asyncio.run(main())
+        True
+        """
+        return not (self._reproducible or self._backend.live() or self._backend.comes_back())
+
     async def put(self, value: PyTree, *, on: str | Node = "") -> PyTree:
         """Hold the arrays of a pytree on the mesh, as `Mesh.put` does.
 
@@ -836,7 +857,7 @@ class AsyncMesh:
         self._check_open()
         if name:
             check_name(name)
-        if self._is_here(mode):
+        if mode in HERE or (mode == "auto" and self.stays_here()):
             if name:
                 raise ends_with_this_program()
             return AsyncSession(stepping, Here(stepping), self._room)

@@ -147,6 +147,10 @@ class Backend(Protocol):
         """Whether any worker can take work now."""
         ...
 
+    def comes_back(self) -> bool:
+        """Whether what cannot take work now is expected to: a coordinator daemon whose link broke is dialled again."""
+        ...
+
     def describe(self) -> str:
         """What computes, in a few words, from what is known without asking; in any thread."""
         ...
