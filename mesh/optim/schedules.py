@@ -14,6 +14,7 @@ from wire.errors import InputError
 from .. import numpy as mnp
 from ..core.array import Array, Operand
 from ..util.annotation_checks import checked
+from ..util.argument_checks import integer
 from .optimiser import counted
 
 Schedule = Callable[[Operand], Array]
@@ -128,6 +129,11 @@ def exponential(start: float, rate: float, steps: int, *, staircase: bool = Fals
     Schedule
         A function of the step.
 
+    Raises
+    ------
+    InputError
+        If steps is less than 1.
+
     Examples
     --------
     >>> from mesh import optim
@@ -135,6 +141,8 @@ def exponential(start: float, rate: float, steps: int, *, staircase: bool = Fals
     >>> [(round(float(smooth(step)), 3), float(stairs(step))) for step in (0, 1, 2)]
     [(1.0, 1.0), (0.5, 1.0), (0.25, 0.25)]
     """
+
+    integer(steps, "steps of an exponential rate", 1)
 
     def at(count: Operand) -> Array:
         turns = counted(count) / steps

@@ -181,3 +181,9 @@ def test_complex_params_have_real_norms_and_second_moments() -> None:
         updates, state = rule.update(gradients, state)
     np.testing.assert_allclose(np.asarray(updates["a"]), [1j, 1], rtol=1e-6)
     assert np.asarray(state.second["a"]).dtype == np.float64
+
+
+def test_an_exponential_rate_of_no_steps_is_refused() -> None:
+    """It was no number at step 0."""
+    with pytest.raises(InputError, match="steps"):
+        optim.exponential(1.0, 0.5, 0)
