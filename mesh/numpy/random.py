@@ -117,7 +117,7 @@ def fold_in(key: Operand, data: Operand) -> Array:
     Raises
     ------
     InputError
-        If that is no key.
+        If that is no key, or the number is known and no integer of that range.
     ShapeError
         If it is not one number.
 
@@ -127,9 +127,12 @@ def fold_in(key: Operand, data: Operand) -> Array:
     >>> mesh.random.fold_in(mesh.random.key(0), 3)
     Array([2280163900, 4261900185], dtype=uint32)
     """
-    number = cast(asarray(data), U32)
-    if number.shape != ():
-        raise ShapeError(f"fold_in takes one integer, got shape {number.shape}")
+    given = asarray(data)
+    if given.shape != ():
+        raise ShapeError(f"fold_in takes one integer, got shape {given.shape}")
+    if given.value is not None and not (0 <= given.value < 1 << 32 and given.value == int(given.value)):
+        raise InputError(f"fold_in takes an integer from 0 to 2^32 - 1, got {given.value}")
+    number = cast(given, U32)
     hashed = _words(_tagged(key, _FOLD), (2,))
     return _words(hashed ^ manipulation.stack([scalar(0, U32), number]), (2,))
 

@@ -230,3 +230,11 @@ def test_choice_without_replacement_draws_nothing_of_probability_0() -> None:
     with pytest.raises(InputError, match="probability above 0"):
         random.choice(KEY, 4, (3,), replace=False, p=np.array([0.5, 0.5, 0, 0]))
     assert sorted(drawn(random.choice(KEY, 4, (2,), replace=False, p=np.array([0.5, 0.5, 0, 0]))).tolist()) == [0, 1]
+
+
+@pytest.mark.parametrize("number", [-1, 1 << 32, (1 << 40) + 3, 1.5, math.nan])
+def test_fold_in_refuses_what_would_make_the_key_of_another_number(number: float) -> None:
+    """2^32 made the key of 0, and 1.5 that of 1."""
+    with pytest.raises(InputError, match="fold_in"):
+        random.fold_in(KEY, number)
+    assert drawn(random.fold_in(KEY, (1 << 32) - 1)).tolist() != drawn(random.fold_in(KEY, 0)).tolist()
