@@ -14,7 +14,6 @@ import concurrent.futures
 import contextlib
 import queue
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextvars import Token
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -34,7 +33,7 @@ from ..core.backend import Feeds, Running, Started, Work
 from ..core.call_arguments import merge_arguments
 from ..core.loop_thread import LoopElsewhere, LoopThread
 from ..core.node import Node
-from ..core.realise import Evaluator, reset_evaluator, set_evaluator
+from ..core.realise import Installed, reset_evaluator, set_evaluator
 from ..functions.call_options import CallOptions, forced
 from ..functions.compiled import Callee, Compiled
 from ..functions.step_trace import Stepping
@@ -89,7 +88,7 @@ class Mesh:
         if config is None:
             raise InputError("a Mesh is built of nodes", next_step="Write mesh.Mesh.builder().local(2).build()")
         self._loop: LoopThread = LoopThread(_loop_for(config))
-        self._token: Token[Evaluator | None] | None = None
+        self._token: Installed | None = None
         try:
             self._async = self._loop.wait(AsyncMesh.connect(config))
         except BaseException:
@@ -788,8 +787,7 @@ class Mesh:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._token is not None:
-            with contextlib.suppress(ValueError):  # the block ends in another context, as that of another thread
-                reset_evaluator(self._token)
+            reset_evaluator(self._token)
             self._token = None
         self.close()
 

@@ -3,7 +3,7 @@
 The pending expressions become one WireGraph, whose inputs are the values at its leaves, and the current evaluator
 computes it.  The default evaluator is the in-process cpu engine; a mesh in use sets itself:
 
-    with using(evaluator): ...          # or token = set_evaluator(evaluator); reset_evaluator(token)
+    with using(evaluator): ...          # or installed = set_evaluator(evaluator); reset_evaluator(installed)
 
 The slot is a context variable, so threads and tasks do not see each other's mesh.
 """
@@ -11,8 +11,9 @@ The slot is a context variable, so threads and tasks do not see each other's mes
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar, Token
+from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -38,7 +39,17 @@ class Evaluator(Protocol):
         ...
 
 
-_CURRENT: ContextVar[Evaluator | None] = ContextVar("mesh_evaluator", default=None)
+@dataclass(eq=False, slots=True)
+class Installed:
+    """An evaluator that computes values until it is `over`; then the one `before` does again."""
+
+    evaluator: Evaluator | None  # None: in this process
+    before: Installed | None
+    over: bool = False
+    token: Token[Installed | None] | None = None
+
+
+_CURRENT: ContextVar[Installed | None] = ContextVar("mesh_evaluator", default=None)
 SETTLED_ELEMENTS_MAX = 64
 HISTORY_NODES_MAX = 100  # of the expression of a number that has more elements, or handles, before it is computed
 NODES_PER_RUN = 20_000  # a longer expression is computed in several runs; a graph may not have more than 100k nodes
@@ -46,21 +57,29 @@ NODES_PER_RUN = 20_000  # a longer expression is computed in several runs; a gra
 
 def current_evaluator() -> Evaluator:
     """The evaluator that computes values now."""
-    evaluator = _CURRENT.get()
-    if evaluator is None:
+    installed = _CURRENT.get()
+    while installed is not None and installed.over:
+        installed = installed.before
+    if installed is None or installed.evaluator is None:
         from .inprocess import evaluate
 
         return evaluate
-    return evaluator
+    return installed.evaluator
 
 
-def set_evaluator(evaluator: Evaluator | None) -> Token[Evaluator | None]:
-    """Let `evaluator` compute values from now on (None: in this process); the token undoes it."""
-    return _CURRENT.set(evaluator)
+def set_evaluator(evaluator: Evaluator | None) -> Installed:
+    """Let `evaluator` compute values from now on (None: in this process); what is returned undoes it."""
+    installed = Installed(evaluator, _CURRENT.get())
+    installed.token = _CURRENT.set(installed)
+    return installed
 
 
-def reset_evaluator(token: Token[Evaluator | None]) -> None:
-    _CURRENT.reset(token)
+def reset_evaluator(installed: Installed) -> None:
+    """Undo `set_evaluator`, from any context: a context variable can be reset only in the one that it was set in."""
+    installed.over, installed.evaluator = True, None
+    if installed.token is not None:
+        with suppress(ValueError):
+            _CURRENT.reset(installed.token)
 
 
 @contextmanager

@@ -64,7 +64,7 @@ class DeviceQueue:
         later = set(itertools.islice(self.ordered, 1, None)) if self.ready else ()
         return (entry for entry in self.ready if entry not in later)
 
-    def take(self, working_bytes: Callable[[Entry], int]) -> Entry | None:
+    def take(self, working_bytes: Callable[[Entry], int] = lambda _: 0) -> Entry | None:
         """Remove and return the next part that has room, if the device is idle and no suspended run goes on first."""
         if not self.idle or self.slices.resume_first:
             return None
