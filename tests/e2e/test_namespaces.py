@@ -67,15 +67,17 @@ class Listener:
     def __init__(self, host: Host, *words: str) -> None:
         self.process = host.start(sys.executable, "-c", LISTEN, *words, stdout=subprocess.PIPE, text=True)
         os.set_blocking(self.process.stdout.fileno(), False)
+        self.begun = ""  # of a line: an interpreter without buffers writes its end apart
         assert self.next() == "ready"
 
     def next(self, within_s: float = 120.0) -> str | None:
         """The next line, or None if none comes."""
         deadline_s = time.monotonic() + within_s
         while time.monotonic() < deadline_s:
-            line = self.process.stdout.readline()
-            if line:
-                return line.strip()
+            self.begun += self.process.stdout.readline()
+            if self.begun.endswith("\n"):
+                line, self.begun = self.begun.strip(), ""
+                return line
             time.sleep(0.01)
         return None
 
