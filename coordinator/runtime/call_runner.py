@@ -43,7 +43,7 @@ from ..workers.call_report import CallReport
 from ..workers.records import Call, Deployment
 from .deferred_updates import DeferredUpdates
 
-HELD_S = 1.0  # of one part, after which others look for another device
+HELD_S = 1.0  # of the parts of others that a worker has begun, after which a call looks for another one
 log = logging.getLogger("graph_mesh.coordinator")
 
 
@@ -117,8 +117,8 @@ class CallRunner(PlanShell):
         return number, future, report
 
     def _held_by_others(self, owner: str) -> frozenset[str]:
-        """The workers that compute one part of another owner for so long that it may never end: a device does one
-        thing at a time."""
+        """The workers that have computed parts of other owners for so long that these may never end: whatever else is
+        asked of them gets a part of their time."""
         if not owner or all(call.owner in ("", owner) for call in self.calls.values()):
             return frozenset()
         theirs = {
@@ -127,12 +127,11 @@ class CallRunner(PlanShell):
             if call.owner not in ("", owner)
             for generation, step in call.steps.items()
         }
-        return frozenset(
-            node
+        seconds = {
+            node: sum(run.seconds for run in member.working if (run.plan.generation, run.step) in theirs)
             for node, member in self._members.items()
-            for run in member.working
-            if run.seconds >= HELD_S and (run.plan.generation, run.step) in theirs
-        )
+        }
+        return frozenset(node for node, taken_s in seconds.items() if taken_s >= HELD_S)
 
     def close(self) -> None:
         """Cancel the calls in progress, and do nothing more."""

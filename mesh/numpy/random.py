@@ -130,8 +130,9 @@ def fold_in(key: Operand, data: Operand) -> Array:
     given = asarray(data)
     if given.shape != ():
         raise ShapeError(f"fold_in takes one integer, got shape {given.shape}")
-    if given.value is not None and not (0 <= given.value < 1 << 32 and given.value == int(given.value)):
-        raise InputError(f"fold_in takes an integer from 0 to 2^32 - 1, got {given.value}")
+    value = given.value
+    if value is not None and (np.iscomplexobj(value) or not (0 <= value < 1 << 32 and value == int(value))):
+        raise InputError(f"fold_in takes an integer from 0 to 2^32 - 1, got {value}")
     number = cast(given, U32)
     hashed = _words(_tagged(key, _FOLD), (2,))
     return _words(hashed ^ manipulation.stack([scalar(0, U32), number]), (2,))

@@ -101,7 +101,11 @@ async def starts(remote: Remote, strategy: str, worker: str) -> None:
     graph = trace(lambda x: mnp.sum(mnp.tanh(x)) * 2, np.ones(100_000, np.float32))
     with within(STARTS_S, f"the call of another client begins on {worker}"):
         job = await remote.submit(graph, {"x": np.ones(100_000, np.float32)}, {}, strategy=strategy, detach=True)
-        while not any(f" began {worker}: " in line for line in (await remote.jobs(job))[0].log):
+        while True:
+            (report,) = await remote.jobs(job)
+            if any(f" began {worker}: " in line for line in report.log):
+                break
+            assert report.state in ("queued", "running"), report.log
             await asyncio.sleep(0.02)
     await remote.result(job)
     (report,) = await remote.jobs(job)
