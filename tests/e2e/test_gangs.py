@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from numpy.typing import NDArray
-from support.processes.worker_process import Coordinator, Fleet, gone, worker
+from support.processes.worker_process import Coordinator, Fleet, gone, opened_by, worker
 from support.ranks import HANGS_S
 from support.tls import authority, credentials
 
@@ -46,7 +46,7 @@ from wire.protocol.messages import (
 from worker.cpu import CpuEngine
 
 LARGE = (3, 200_000)  # 2.4 MB: letters that are streams
-LAID_BYTES = -(-math.prod(LARGE) * 4 // 4096) * 4096  # what a rank gives of it on its shelf
+LAID_BYTES = -(-math.prod(LARGE) * 4 // 4096) * 4096  # what a rank gives of it in its shared region
 GROUP: dict[str, Any] = {"axes": ("dp",), "sizes": (3,)}
 
 
@@ -170,17 +170,12 @@ async def ranks_reach_each_other(fleet: Fleet) -> None:
 
 
 def sockets_of(pid: int) -> int:
-    found = 0
-    for entry in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-            found += "socket:" in str(entry.readlink())
-    return found
+    return sum("socket:" in path for path in opened_by(pid))
 
 
 def shared_folder(pid: int) -> Path:
     """The shared-memory directory of a worker: the one whose lock file it has open."""
-    opened = [str(entry.readlink()) for entry in Path(f"/proc/{pid}/fd").iterdir()]
-    return next(Path(path).parent for path in opened if "/graph-mesh-" in path and path.endswith("/lock"))
+    return next(Path(path).parent for path in opened_by(pid) if "/graph-mesh-" in path and path.endswith("/lock"))
 
 
 async def a_step_that_is_given_up_leaves_nothing_for_the_next_one(fleet: Fleet) -> None:
@@ -216,7 +211,7 @@ async def when_a_rank_dies_the_others_wait_until_the_plan_is_dropped(fleet: Flee
     await with_others(fleet, arrays)
 
 
-async def test_gangs_of_one_machine_lay_large_tensors_on_shelves(tmp_path: Path) -> None:
+async def test_gangs_of_one_machine_put_large_tensors_in_shared_regions(tmp_path: Path) -> None:
     working_bytes = CpuEngine().compile(part_graph(LARGE)).memory_bytes
     async with three_workers(tmp_path, memory_bytes=working_bytes + 3 * LAID_BYTES) as fleet:
         ranks = Ranks(fleet, PlanKey(1, 1), LARGE)
@@ -224,7 +219,7 @@ async def test_gangs_of_one_machine_lay_large_tensors_on_shelves(tmp_path: Path)
         for step in range(3):
             arrays = drawn(LARGE, step)
             right(await ranks.run(step, arrays), arrays)
-        assert [shelves_of(each.process.pid) for each in fleet.workers] == [[2], [1], [1]]
+        assert [regions_of(each.process.pid) for each in fleet.workers] == [[2], [1], [1]]
         await a_step_that_is_given_up_leaves_nothing_for_the_next_one(fleet)
         for rank in (0, 2):  # who has the result, and who has not
             (host,) = fleet.workers[rank].host_pids()
@@ -232,14 +227,14 @@ async def test_gangs_of_one_machine_lay_large_tensors_on_shelves(tmp_path: Path)
             assert await gone(host)
             step = await until_it_runs(ranks, 10 * (rank + 1), arrays)
             right(await ranks.run(step, arrays), arrays)
-        assert [shelves_of(each.process.pid) for each in fleet.workers] == [[2], [1], [1]], "those of the dead are gone"
+        assert [regions_of(each.process.pid) for each in fleet.workers] == [[2], [1], [1]], "those of the dead are gone"
         for link in fleet.links:
             await link.request(Drop(ranks.plan))
-        assert [shelves_of(each.process.pid) for each in fleet.workers] == [[], [], []]
-        await idle_plans_give_their_shelves_up_to_those_that_run(fleet)
+        assert [regions_of(each.process.pid) for each in fleet.workers] == [[], [], []]
+        await idle_plans_give_their_regions_up_to_those_that_run(fleet)
 
 
-async def idle_plans_give_their_shelves_up_to_those_that_run(fleet: Fleet) -> None:
+async def idle_plans_give_their_regions_up_to_those_that_run(fleet: Fleet) -> None:
     """Rank 0 has room for one plan's.  The others have room for two, and free theirs one step after it did: nobody maps
     memory that is freed.  A plan that runs again lays its tensors again, as often as it is its turn."""
     plans = [Ranks(fleet, PlanKey(1, 50 + number), LARGE) for number in range(2)]
@@ -249,7 +244,7 @@ async def idle_plans_give_their_shelves_up_to_those_that_run(fleet: Fleet) -> No
         for step in (2 * turn, 2 * turn + 1):
             arrays = drawn(LARGE, step)
             right(await ranks.run(step, arrays), arrays)
-        assert [shelves_of(each.process.pid) for each in fleet.workers] == [[2], [1], [1]]
+        assert [regions_of(each.process.pid) for each in fleet.workers] == [[2], [1], [1]]
         if sys.platform == "linux":
             assert [freed_maps(*each.host_pids()) for each in fleet.workers] == [0, 0, 0]
     assert not any("copy more" in each.log.read_text() for each in fleet.workers)
@@ -328,7 +323,7 @@ async def until_it_runs(ranks: Ranks, step: int, arrays: list[NDArray[Any]]) -> 
 
 
 def freed_maps(host: int) -> int:
-    """How many files of the size of a shelf an engine host shares that have no name any more."""
+    """How many files of the size of a region an engine host shares that have no name any more."""
     found = 0
     for line in Path(f"/proc/{host}/maps").read_text().splitlines():
         span, how = line.split()[:2]
@@ -338,9 +333,12 @@ def freed_maps(host: int) -> int:
     return found
 
 
-def shelves_of(pid: int) -> list[int]:
-    """Of a worker, as multiples of what its ranks give in a step."""
-    sizes = [path.stat().st_size for path in shared_folder(pid).iterdir() if path.is_file()]
+def regions_of(pid: int) -> list[int]:
+    """The sizes of a worker's shared regions, as multiples of what its ranks give in a step."""
+    sizes = []
+    for path in shared_folder(pid).iterdir():
+        with contextlib.suppress(FileNotFoundError):  # freed meanwhile
+            sizes += [path.stat().st_size] if path.is_file() else []
     return [size // LAID_BYTES for size in sizes if size % LAID_BYTES == 0 and size]
 
 

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from support.processes.worker_process import opened_by
+
 ROOT = Path(__file__).resolve().parents[3]
 SITE = Path(__file__).with_name("asked")
 TELL_S = 120.0
@@ -56,7 +58,7 @@ def footprint(pid: int) -> Footprint:
 
 def open_files(pid: int) -> Counter[str]:
     kinds: Counter[str] = Counter()
-    for path in _open(pid):
+    for path in opened_by(pid):
         kinds["file" if path.startswith("/") else path.partition(":")[0]] += 1
     return kinds
 
@@ -64,7 +66,7 @@ def open_files(pid: int) -> Counter[str]:
 def shared_files(pids: Sequence[int]) -> int:
     """Files in the shared-memory directories that these processes own; each holds its lock open."""
     owned = {
-        Path(path).parent for pid in pids for path in _open(pid) if path.startswith(f"{MEMORY_FOLDER}/graph-mesh-")
+        Path(path).parent for pid in pids for path in opened_by(pid) if path.startswith(f"{MEMORY_FOLDER}/graph-mesh-")
     }
     return sum(len(names) for folder in owned for _, _, names in os.walk(folder))
 
@@ -139,16 +141,6 @@ def _load_here() -> None:
     spec = importlib.util.spec_from_file_location("asked_here", SITE / "sitecustomize.py")
     assert spec is not None and spec.loader is not None
     spec.loader.exec_module(importlib.util.module_from_spec(spec))
-
-
-def _open(pid: int) -> list[str]:
-    found = []
-    for number in os.listdir(f"/proc/{pid}/fd"):
-        try:
-            found.append(os.readlink(f"/proc/{pid}/fd/{number}"))
-        except FileNotFoundError:
-            continue
-    return found
 
 
 def _rows(path: Path) -> Iterator[tuple[str, str]]:

@@ -294,6 +294,15 @@ async def gone(pid: int, within_s: float = HANGS_S) -> bool:
     return True
 
 
+def opened_by(pid: int) -> list[str]:
+    """The targets of a process's file descriptors, less those that were closed while they were read."""
+    found = []
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        with suppress(FileNotFoundError):
+            found.append(os.readlink(f"/proc/{pid}/fd/{number}"))
+    return found
+
+
 def children(pid: int) -> list[int]:
     """The processes that this one started and that live: of a worker's daemon its engine hosts."""
     found: list[str] = []
