@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import secrets
@@ -513,7 +514,8 @@ async def test_a_worker_whose_last_device_is_lost_again_and_again_leaves(
         await with_double(coordinator, link)
         while each.process.returncode is None:
             for host in each.host_pids():
-                os.kill(host, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+                    os.kill(host, signal.SIGKILL)
             await asyncio.sleep(0.02)
         assert each.process.returncode == 3
         await coordinator.until(lambda: bool(coordinator.of(Leaving)))

@@ -35,7 +35,7 @@ def test_it_is_computed_once_and_has_its_docstring() -> None:
 
 def test_threads_in_the_middle_of_two_properties_that_need_one_another_both_go_on() -> None:
     both = threading.Barrier(2)
-    one, other = Halves(Halves(), lambda: both.wait(30)), Halves(Halves(), lambda: both.wait(30))
+    one, other = Halves(Halves(), lambda: both.wait(120)), Halves(Halves(), lambda: both.wait(120))
     found: list[str] = []
     threads = [
         threading.Thread(target=lambda: found.append(one.left), daemon=True),
@@ -44,5 +44,5 @@ def test_threads_in_the_middle_of_two_properties_that_need_one_another_both_go_o
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(120)
     assert sorted(found) == ["left after right", "right after left"]

@@ -352,13 +352,13 @@ async def test_what_is_written_as_nobody_waits_for_it_any_more_is_no_file_that_n
 
     def slowly(*args: Any) -> None:
         began.set()
-        assert goes_on.wait(20)
+        assert goes_on.wait(120)
         write(*args)
 
     monkeypatch.setattr(blob_store, "_write_file", slowly)
     blob, data = content(3, 2 * MIB)
     putting = asyncio.create_task(held.put(blob, data, keep))
-    assert await asyncio.to_thread(began.wait, 20)
+    assert await asyncio.to_thread(began.wait, 120)
     putting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await putting

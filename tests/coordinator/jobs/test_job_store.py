@@ -400,7 +400,7 @@ class HeldUp(QuickDisk):
     def _wait(self) -> None:
         if self.holds and not self.go_on.is_set():
             self.at_work.set()
-            assert self.go_on.wait(20)
+            assert self.go_on.wait(120)
 
 
 async def test_content_that_is_whole_as_its_sender_goes_is_let_go_again(tmp_path: Path) -> None:
@@ -486,7 +486,7 @@ class Slow(QuickDisk):
     def _wait(self, path: str | Path) -> None:
         if Path(path).name == self.name:
             self.began.set()
-            assert self.goes_on.wait(20)
+            assert self.goes_on.wait(120)
 
     def write_whole(self, path: str | Path, parts: Sequence[Data], writer: str = "") -> None:
         self._wait(path)
@@ -513,9 +513,9 @@ async def test_who_writes_or_releases_content_waits_for_nobody_with_other_conten
     slow = asyncio.create_task(
         store.save("slow", FORGOTTEN, {}) if removes else store.save("slow", "accepted", {}, values(LONG))
     )
-    assert await asyncio.to_thread(disk.began.wait, 20)
+    assert await asyncio.to_thread(disk.began.wait, 120)
     same = asyncio.create_task(store.save("same", "accepted", {}, values(LONG)))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         await store.save("quick", "accepted", {}, values(other))
         await store.save("before", FORGOTTEN, {})
     assert files(tmp_path) >= {hash_bytes(other).hex()} and not slow.done() and not same.done()

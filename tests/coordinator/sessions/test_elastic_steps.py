@@ -17,16 +17,16 @@ def test_a_step_that_is_made_already_waits_for_no_other_one() -> None:
     def make(portions: Any) -> Stepping:
         if portions == 2:
             asked.set()
-            assert go_on.wait(60)
+            assert go_on.wait(240)
         return Stepping(lambda state, x: (state + x, state), np.zeros(3, np.float32), [np.ones(3, np.float32)], "auto")
 
     elastic = Elastic(make, 3, 3)
     making = threading.Thread(target=elastic.of, args=(2,))
     making.start()
-    assert asked.wait(60)
+    assert asked.wait(120)
     first = threading.Thread(target=elastic.of, args=(3,), daemon=True)
     first.start()
-    first.join(30)
+    first.join(60)
     stuck = first.is_alive()
     go_on.set()
     making.join()

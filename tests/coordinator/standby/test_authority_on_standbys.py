@@ -30,7 +30,7 @@ def follower(folder: Path) -> Any:
 
 
 async def eventually(holds: Any) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         while not holds():
             await asyncio.sleep(0.01)
 

@@ -35,7 +35,7 @@ async def test_after_entries_that_could_not_be_copied_no_later_ones_are_acknowle
         following._writes.put_nowait((entries, _Came([Entry(job, "accepted", b"{}")], ())))
     tasks = Tasks()
     tasks.keep("writing", following._write_all)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         while not copied:
             await asyncio.sleep(0.01)
     await asyncio.sleep(0)

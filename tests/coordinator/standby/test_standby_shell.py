@@ -23,7 +23,7 @@ from wire.standby.standby_file import StandbyFile
 from wire.standby.voter import Asked, Stage
 from wire.system.atomic_files import Disk
 
-HANGS_S = 30.0
+HANGS_S = 120.0
 
 
 class Standby:

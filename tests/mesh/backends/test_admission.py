@@ -19,7 +19,7 @@ from wire.protocol.messages import CreateToken, TokenCreated
 from wire.system.file_lock import FileLock
 from wire.timeouts import DEFAULT_TIMEOUTS
 
-HANGS_S = 30.0
+HANGS_S = 120.0
 THREADS_MAX = 36  # of asyncio.to_thread, on any machine
 
 
@@ -46,7 +46,7 @@ async def test_revocations_are_followed_again_after_a_fault(tmp_path: Path, monk
     )
     admission.begin(cast(Any, coordinator))
     await asyncio.to_thread(authority.revoke_node, "desktop")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HANGS_S):
         await out.wait()
     assert faults
     await admission.close()

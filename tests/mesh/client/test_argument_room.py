@@ -150,13 +150,13 @@ async def test_a_call_whose_caller_gives_up_while_its_arguments_are_copied_gives
 
     def copied(inputs: dict[str, Any]) -> dict[str, Any]:
         began.set()
-        goes_on.wait(20)
+        goes_on.wait(120)
         return inputs
 
     monkeypatch.setattr("mesh.client.async_mesh.copied", copied)
     async with with_little_room(await AsyncMesh.builder().build_async()) as mesh:
         submitting = asyncio.create_task(mesh.submit(lambda x: x + 1, np.ones(HERE_BYTES_MAX // 4 + 1, np.float32)))
-        assert await asyncio.to_thread(began.wait, 20)
+        assert await asyncio.to_thread(began.wait, 120)
         submitting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await submitting

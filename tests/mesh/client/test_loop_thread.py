@@ -50,9 +50,9 @@ def test_what_still_waits_when_it_stops_cleans_up_and_ends() -> None:
 
     asking = threading.Thread(target=ask)
     asking.start()
-    assert began.wait(30)
+    assert began.wait(120)
     loop.stop()
-    asking.join(30)
+    asking.join(120)
     assert cleaned.is_set() and len(ended) == 1
 
 
@@ -65,14 +65,14 @@ def test_a_call_that_exits_its_thread_leaves_nobody_waiting() -> None:
         await asyncio.Event().wait()
 
     def leave() -> None:
-        assert began.wait(30)
+        assert began.wait(120)
         loop.call_soon(sys.exit, 1)
 
     leaving = threading.Thread(target=leave)
     leaving.start()
     with pytest.raises(ConfigError, match="closed"):
         loop.wait(forever())
-    leaving.join(30)
+    leaving.join(120)
     assert loop.stopped
     loop.stop()
 
@@ -94,7 +94,7 @@ def test_many_threads_that_ask_while_it_stops_all_come_back() -> None:
             thread.start()
         loop.stop()
         for thread in threads:
-            thread.join(30)
+            thread.join(120)
         assert len(ends) == 4
 
 

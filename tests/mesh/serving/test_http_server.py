@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import ssl
 import time
@@ -161,19 +162,15 @@ async def test_so_many_bytes_of_bodies_are_held() -> None:
         head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: 9000\r\n\r\n".encode()
         _, first = await asyncio.open_connection("127.0.0.1", port)
         first.write(head + b" " * 8000)
-        for _ in range(100):
-            refused = await ask(port, "POST", "/v1/completions", b" " * 4000)
-            if refused[0] == 503:
-                break
-            await asyncio.sleep(0.05)  # the first body is on its way
+        async with asyncio.timeout(SOON_S):
+            while (refused := await ask(port, "POST", "/v1/completions", b" " * 4000))[0] != 503:
+                await asyncio.sleep(0.05)  # the first body is on its way
         assert (refused[0], refused[1]["retry-after"]) == (503, "1")
         assert (await ask(port, "POST", "/v1/completions", b"{}"))[0] == 400
         first.close()
-        for _ in range(100):
-            if (await ask(port, "POST", "/v1/completions", b" " * 4000))[0] == 400:
-                return
-            await asyncio.sleep(0.05)
-        raise AssertionError("the room is never free")
+        async with asyncio.timeout(SOON_S):
+            while (await ask(port, "POST", "/v1/completions", b" " * 4000))[0] != 400:
+                await asyncio.sleep(0.05)  # until there is room
 
 
 async def test_so_many_connections_are_held() -> None:
@@ -186,14 +183,12 @@ async def test_so_many_connections_are_held() -> None:
             await ask(port, "GET", "/health")
         held[0][1].close()
         await held[0][1].wait_closed()
-        for _ in range(100):
-            try:
-                assert (await ask(port, "GET", "/health"))[0] == 200
-                break
-            except (ConnectionError, asyncio.IncompleteReadError):  # the server has not seen the end yet
-                await asyncio.sleep(0.05)
-        else:
-            raise AssertionError("the place is never free")
+        again = None
+        async with asyncio.timeout(SOON_S):
+            while again is None:
+                with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):  # it has not seen the end yet
+                    again = await ask(port, "GET", "/health")
+        assert again[0] == 200
         for _, writer in held[1:]:
             writer.close()
 
@@ -359,13 +354,13 @@ async def test_a_client_that_hangs_up_before_its_stream_begins_ends_the_request(
     async def answer(call: Call) -> StreamReply:
         asked.set()
         try:
-            await asyncio.sleep(SOON_S)
+            await asyncio.Event().wait()
         finally:
             ended.set()
         raise AssertionError
 
     route = Route("POST", "/slow", answer, stream_failed=failed_frame)
-    async with serving(Listening(quiet_s=0.01 if late else SOON_S), route) as port, asyncio.timeout(SOON_S / 2):
+    async with serving(Listening(quiet_s=0.01 if late else SOON_S), route) as port, asyncio.timeout(SOON_S):
         reader, writer = await begun(port, "/slow", b'{"stream": true}')
         await (reader.readuntil(COMMENT) if late else asked.wait())
         writer.close()

@@ -138,7 +138,7 @@ async def test_a_template_runs_beside_the_loop(folder: Path) -> None:
     went_on, seen = threading.Event(), list[bool]()
 
     def clock() -> datetime:
-        seen.append(went_on.wait(10))  # a loop that renders cannot set it
+        seen.append(went_on.wait(120))  # a loop that renders cannot set it
         return datetime(2026, 1, 1)
 
     async with await mesh.AsyncMesh.builder().build_async() as own, AsyncModelServer(own) as server:

@@ -12,7 +12,7 @@ from typing import Any
 
 from wire.system.atomic_files import Data, Disk
 
-HANGS_S = 30.0
+HANGS_S = 120.0
 
 
 @dataclass(slots=True)

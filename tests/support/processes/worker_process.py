@@ -56,6 +56,7 @@ from .commands import PATIENT_S, ROOT
 from .forked_hosts import hosts_of
 from .forked_workers import forked
 from .forking import HOSTS
+from .launching import runs
 
 READY_S = 120.0
 HANGS_S = 120.0  # nothing here takes so long, however busy the machine
@@ -304,13 +305,14 @@ def opened_by(pid: int) -> list[str]:
 
 
 def children(pid: int) -> list[int]:
-    """The processes that this one started and that live: of a worker's daemon its engine hosts."""
+    """The processes that this one started and that live: of a worker's daemon its engine hosts.  One that was killed is
+    listed a moment longer, until somebody has collected it."""
     found: list[str] = []
     with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
         for task in os.listdir(f"/proc/{pid}/task"):
             with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended has none
                 found += Path(f"/proc/{pid}/task/{task}/children").read_text().split()
-    return [*(int(child) for child in found), *hosts_of(pid)]
+    return [child for child in (*map(int, found), *hosts_of(pid)) if runs(child)]
 
 
 def _type(value: Value) -> TensorType:

@@ -21,7 +21,7 @@ from worker.daemon.machine_shell import MachineShell
 from worker.daemon.voting import Voting
 from worker.state import events as ev
 
-HANGS_S = 30.0
+HANGS_S = 120.0
 
 
 def voting(folder: Path, disk: Disk) -> tuple[Voting, list[ev.Event]]:

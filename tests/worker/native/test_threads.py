@@ -188,7 +188,7 @@ def test_a_stop_ends_a_run_between_tasks(threads: Threads) -> None:
     assert running.is_alive()
     stop.set()
     flag[0] = 1  # the task that runs goes on to its end
-    running.join(timeout=30)
+    running.join(timeout=120)
     assert answers == [False]
     assert log.read() == []
     stop.clear()
@@ -203,7 +203,7 @@ def test_a_closed_pool_has_no_threads_and_says_so() -> None:
     made.close()
     made.close()
     for helper in helpers:
-        helper.join(timeout=30)
+        helper.join(timeout=120)
         assert not helper.is_alive()
     with pytest.raises(RuntimeError, match="closed"):
         made.run(program([]), Stop())
@@ -323,5 +323,5 @@ def test_threads_that_were_woken_for_a_run_that_does_not_come_are_there_for_the_
     threads.close()
     threads.dismiss()
     for helper in helpers:
-        helper.join(timeout=30)
+        helper.join(timeout=120)
         assert not helper.is_alive()
