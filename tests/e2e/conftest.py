@@ -11,7 +11,8 @@ from support.processes import forked_hosts, forked_workers
 
 from mesh.backends import local_workers
 
-AS_USERS_DO = ("test_builder.py", "test_other_users.py", "test_engine_hosts.py")  # each by an interpreter of its own
+# Each by an interpreter of its own: these look at the arguments and the children of processes.
+AS_USERS_DO = ("test_builder.py", "test_other_users.py", "test_engine_hosts.py", "test_programs_of_others.py")
 # test_shutdown and test_slowed_worker look at the children of daemons, and a forked host is none.
 HOSTS_AS_USERS_DO = (*AS_USERS_DO, "test_shutdown.py", "test_slowed_worker.py")
 
