@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.processes.commands import PATIENT_S, daemon, environment
+from support.processes.commands import PATIENT_S, daemon, environment, wait_for
 from support.processes.fault_proxy import DOWN, FaultProxy
 from support.processes.faults import HANGS_S, WIDTH, EventTap, settled, tower, weights
 from support.processes.site import WORKER
@@ -82,6 +82,7 @@ def follow(tap: EventTap, victim: str, struck_s: float) -> Noticed:
 def strike(mesh: Mesh, tap: EventTap, victim: str, number: signal.Signals, rng: random.Random) -> Noticed:
     """Send a signal at a random moment between two heartbeats."""
     pid = next(node.pid for node in mesh.nodes if node.name == victim)
+    wait_for(lambda: next(node.state for node in mesh.nodes if node.name == victim) == "healthy")
     time.sleep(rng.uniform(0.0, 0.1))
     tap.drain()
     struck_s = time.monotonic()
@@ -160,9 +161,13 @@ def test_a_worker_that_only_the_coordinator_does_not_hear_loses_its_work_once(tm
         mesh = stack.enter_context(builder.build())
         expected = mesh.run(tower, layers, x, mode="off")
         held = mesh.put(layers)
-        np.testing.assert_array_equal(mesh.run(tower, held, x, strategy="pipeline"), expected)
+
+        def a_works() -> bool:
+            np.testing.assert_array_equal(mesh.run(tower, held, x, strategy="pipeline"), expected)
+            return "a" in mesh.report().workers
+
+        wait_for(a_works)  # this machine may have kept it waiting
         before = mesh.report()
-        assert "a" in before.workers
         tap = EventTap(mesh)
         proxy.change(DOWN, stalled=True)
         job = mesh.submit(tower, held, x, strategy="pipeline")

@@ -29,12 +29,13 @@ from mesh.commands import exit_codes
 @pytest.fixture(scope="module")
 def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with site(tmp_path_factory.mktemp("patient"), "patient") as made:
-        wait_for(lambda: len(_probed(made.coordinator)) == 6)
+        wait_for(lambda: len(_probed(made.coordinator, "shared memory")) == 6)
         yield made
 
 
-def _probed(coordinator: Daemon) -> set[tuple[str, str]]:
-    return {(pair.source, pair.target) for pair in asked(coordinator, lambda remote: remote.pairs())}
+def _probed(coordinator: Daemon, path: str) -> set[tuple[str, str]]:
+    pairs = asked(coordinator, lambda remote: remote.pairs())
+    return {(pair.source, pair.target) for pair in pairs if pair.path == path}
 
 
 def examined(env: dict[str, str], *arguments: str) -> tuple[int, dict[str, Any]]:
@@ -69,7 +70,9 @@ def test_all_is_well(patient: Site) -> None:
     assert {(worker["name"], worker["system"]) for worker in facts["workers"]} == {
         (name, facts["here"]["system"]) for name in patient.workers
     }
-    assert {(pair["source"], pair["target"]) for pair in facts["pairs"]} == _probed(patient.coordinator)
+    assert {(pair["source"], pair["target"]) for pair in facts["pairs"]} == _probed(
+        patient.coordinator, "shared memory"
+    )
     assert {pair["path"] for pair in facts["pairs"]} == {"shared memory"}
     assert {room["what"] for room in facts["here"]["rooms"]} == {"state", "cache"}
     alone = [finding for finding in said["findings"] if finding["name"] == "processor-asked"]

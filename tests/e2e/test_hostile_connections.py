@@ -39,7 +39,7 @@ from support.hostile.tampering import graph_bombs, tamper
 from support.machines.links import Recorder, node
 from support.processes.worker_process import HANGS_S, Coordinator, WorkerProcess, worker
 
-from wire.errors import GraphError, MeshError, ProtocolError, VersionMismatch, WrongMesh
+from wire.errors import ConnectFailed, GraphError, MeshError, ProtocolError, VersionMismatch, WrongMesh
 from wire.ir.codec import decode_graph, hash_bytes
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder
@@ -207,11 +207,12 @@ async def test_a_wrong_proof_gets_the_users_name_and_nothing_else(served: Served
             assert await client.until_end() == b""
             return answer.proof
 
+    told = served.worker.log.read_text().count("turned away a caller")
     before = await come(b"")
     proved = await asyncio.gather(*(come(proof) for proof in (*proofs, before + user_proof.END)))
     assert len({before, *proved}) == 52, "each is good once"
     await served.still_right()
-    assert served.worker.log.read_text().count("turned away a caller") < 10, "many lines for many strangers"
+    assert served.worker.log.read_text().count("turned away a caller") - told < 10, "many lines for many strangers"
 
 
 async def drip(client: RawClient, data: bytes) -> None:
@@ -535,7 +536,9 @@ async def together(count: int, work: Callable[[], Awaitable[None]], at_once: int
 
 async def test_thousands_of_connections_are_borne(served: Served) -> None:
     async def come_and_go(proves: bool = False) -> None:
-        with contextlib.suppress(ConnectionError):  # others displaced it: a worker has so many that are no links
+        with contextlib.suppress(
+            ConnectionError, ConnectFailed
+        ):  # others displaced it: a worker has so many that are no links
             async with raw_client(served.worker.port, proves) as client:
                 await client.send(b"\xff")
 

@@ -103,6 +103,9 @@ async def test_who_has_the_key_can_cost_a_mesh_a_few_dials_and_no_more(key: byte
         for _ in range(10):
             send([advert(key, time.time(), addresses=HERE) for _ in range(30)])
             await asyncio.sleep(0.01)
+        async with asyncio.timeout(APPEAR_S):
+            while len(browser._candidates) < CANDIDATES_MAX:
+                await asyncio.sleep(0.01)
         dialled = [await soon(browser) for _ in range(len(browser._candidates))]
         assert len(dialled) == len({candidate.label for candidate in dialled}) == CANDIDATES_MAX
         await nobody(browser)
@@ -118,6 +121,9 @@ async def test_a_copied_advert_is_no_second_candidate_and_leads_nowhere_else(key
             send([advert(key, now, label="original", addresses=("127.0.0.2",), srv_port=port)])
         send([advert(key, now, label="other", addresses=HERE).replace(b"other", b"fake1")])
         send([advert(key, now, addresses=("8.8.8.8", "192.168.1.1"))])  # heard on loopback
+        async with asyncio.timeout(APPEAR_S):
+            while browser.tallies[0].adverts < 6:
+                await asyncio.sleep(0.01)
         await nobody(browser)
         again = browser._candidates.due(asyncio.get_running_loop().time() + DEFAULT_TIMEOUTS.discovery_redial_s)
         assert again is not None and again.addresses == ("127.0.0.1:7100", "127.0.0.2:7100")
