@@ -77,7 +77,7 @@ def test_a_coordinator_that_answers_too_late_is_not_taken_for_a_worker(coordinat
         with pytest.raises(errors.ConnectFailed, match="is a coordinator that did not answer") as refused:
             builder.build()
         assert refused.value.retry and "Connect again" in refused.value.next_step
-        with builder.build() as mesh:
+        with builder.timeouts(dial_s=WITHIN_S).build() as mesh:
             assert len(mesh.nodes) == 1
 
 

@@ -181,7 +181,7 @@ def test_a_worker_may_be_named_twice(tmp_path: Path) -> None:
 
 def test_a_part_that_fits_no_worker_is_refused_with_need_and_have_before_anything_is_sent() -> None:
     weights = np.zeros((1024, 1024), np.float32)
-    with Mesh.builder().mesh("small").local(2, "cpu", max_memory="1MiB").build() as mesh:
+    with Mesh.builder().mesh("small").local(2, "cpu", max_memory="1MiB").node_timeout(PATIENT_S).build() as mesh:
         held = mesh.put(weights)
         for use in (mesh.plan, mesh.run):
             with pytest.raises(errors.PlacementError, match=r"local-0 needs \S+ MiB and has 1.0 MiB"):

@@ -118,11 +118,12 @@ async def test_who_announces_itself_as_a_worker_of_this_user_and_is_none_is_not_
             Announcer(identity_here("worker", mesh, "gone", None), silent.sockets[0].getsockname()[1]),
             Announcer(identity_here("coordinator", mesh, "boss", None), worker.ready["port"]),
         ):
-            found = await asyncio.to_thread(Mesh.builder().mesh(mesh).discover(wait_s=APPEAR_S).build)
+            builder = Mesh.builder().mesh(mesh).node_timeout(PATIENT_S)
+            found = await asyncio.to_thread(builder.discover(wait_s=APPEAR_S).build)
             assert [node.name for node in found.nodes] == ["kitchen"]
             assert await asyncio.to_thread(found.run, lambda x: x + 1, 1.0) == 2.0
             await asyncio.to_thread(found.close)
-            second = Mesh.builder().mesh(mesh).discover(wait_s=APPEAR_S / 10, min_nodes=2).build
+            second = builder.discover(wait_s=APPEAR_S / 10, min_nodes=2).build
             with pytest.raises(errors.ConnectFailed, match="1 of at least 2") as caught:
                 await asyncio.to_thread(second)
             assert "is no node of yours" in str(caught.value.cause)

@@ -43,7 +43,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
     """A coordinator, two workers and a program, on three hosts; every test leaves it settled."""
     folder = tmp_path_factory.mktemp("home")
     with Lan(3) as lan:
-        mesh = LanMesh(lan.hosts[0], folder, "--node-timeout", "3")
+        mesh = LanMesh(lan.hosts[0], folder, "--node-timeout", "6")
         workers = tuple(mesh.worker(host, name) for host, name in zip(lan.hosts[1:], ("desk", "attic"), strict=True))
         until(lambda: mesh.nodes() == BOTH, WITHIN_S)
         made = Home(mesh, lan.hosts[1], lan.hosts[2], LanCaller(mesh, folder), workers)

@@ -58,7 +58,7 @@ def test_a_cable_that_was_pulled_costs_time_and_no_bytes(tmp_path: Path) -> None
         assert near.ask("ask 0.3") == "deadline_exceeded"
         far.host.plug()
         assert near.answer("send 1") > 0.3
-        assert isinstance(near.ask("ask 20"), float)
+        assert isinstance(near.ask("ask 100"), float)
 
 
 @pytest.mark.parametrize("lost_from", [0, pytest.param(1, marks=pytest.mark.long)])
@@ -68,7 +68,7 @@ def test_silence_one_way_is_silence_for_whoever_asks(tmp_path: Path, lost_from: 
         loser.host.lose_what_goes_to(other.host)
         assert [each.ask("ask 0.3") for each in nodes] == ["deadline_exceeded"] * 2
         loser.host.reach(other.host)
-        assert all(isinstance(each.ask("ask 20"), float) for each in nodes)
+        assert all(isinstance(each.ask("ask 100"), float) for each in nodes)
 
 
 def test_who_is_behind_a_silence_cannot_be_dialled(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_inputs_of_calls_that_wait_take_no_shared_memory() -> None:
             product = product @ w
         return mnp.sum(x) + mnp.sum(product)
 
-    with Mesh.builder().mesh("waiting").local(1, ["native"]).build() as mesh:
+    with Mesh.builder().mesh("waiting").local(1, ["native"]).node_timeout(PATIENT_S).build() as mesh:
         expected = mesh.run(slow, x, w)
         folder, most = mesh._async._backend.coordinator._shared.path, 0
         jobs = [mesh.submit(slow, x, w) for _ in range(24)]

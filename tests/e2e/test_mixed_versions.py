@@ -40,7 +40,7 @@ from mesh import Mesh, errors
 from wire.versions import PROTOCOL, text
 
 x = np.load(sys.argv[2])
-with Mesh.builder().mesh("mixed").node(sys.argv[1]).build() as mesh:
+with Mesh.builder().mesh("mixed").node(sys.argv[1]).node_timeout(60).build() as mesh:
     np.save(sys.argv[3], mesh.run(lambda x: mnp.maximum(mnp.exp2(x), mnp.floor(x)), x))
     assert list(mesh.report().workers) == ["newer"]
     try:
@@ -106,7 +106,7 @@ def mixed(packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     home = environment(folder)
     Authority(Path(home["XDG_STATE_HOME"]) / "graph-mesh" / "mixed" / "@authority", "mixed")
     with ExitStack() as stack:
-        words = ("--device", "cpu", "--mesh", "mixed", "--no-mdns")
+        words = ("--device", "cpu", "--mesh", "mixed", "--no-mdns", "--port", "0")
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.setenv("XDG_STATE_HOME", home["XDG_STATE_HOME"])
 

@@ -11,6 +11,7 @@ from typing import Any
 import openai
 import pytest
 from support.cases.served_models import llama_folder
+from support.processes.commands import PATIENT_S
 
 import mesh
 
@@ -38,7 +39,7 @@ def server(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Iterator
     assert 30 < WEIGHTS_MIB < 33
     with (
         pytest.MonkeyPatch.context() as patch,
-        mesh.Mesh.builder().local(1, engine="cpu", max_memory=request.param).build() as m,
+        mesh.Mesh.builder().local(1, engine="cpu", max_memory=request.param).node_timeout(PATIENT_S).build() as m,
         mesh.ModelServer(m, port=0) as made,
     ):
         patch.delenv("SSL_CERT_FILE", raising=False)  # an empty one of the tests, which httpx does not take

@@ -163,7 +163,7 @@ async def test_one_that_rests_is_over_once_it_is_closed() -> None:
     os.kill(process.pid, signal.SIGSTOP)  # so that it cannot end by itself before it is closed
     while planner._process is not None:
         await asyncio.sleep(0)
-    await asyncio.wait_for(planner.close(), 20)
+    await asyncio.wait_for(planner.close(), 120)
     assert process.returncode is not None
 
 
@@ -179,5 +179,5 @@ async def test_one_that_was_being_ended_by_a_question_given_up_twice_is_over_onc
     await asyncio.sleep(0)  # it is killed, and waited for
     asking.cancel()
     await asyncio.wait([asking])
-    await asyncio.wait_for(planner.close(), 20)
+    await asyncio.wait_for(planner.close(), 120)
     assert process.returncode is not None

@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 import pytest
 from support.adapter import adapters, needs_adapter
-from support.processes.commands import environment, run, wait_for
+from support.processes.commands import PATIENT_S, environment, run, wait_for
 
 import mesh
 import mesh.numpy as mnp
@@ -34,7 +34,12 @@ def test_a_mesh_of_two_workers_from_start_to_failure(monkeypatch: pytest.MonkeyP
     with (
         mesh.Worker("anna", device="cpu", threads=3, mesh="t") as anna,
         mesh.Worker("berta", device="cpu", mesh="t") as berta,
-        mesh.Coordinator.builder().mesh("t").node(anna.address).node(berta.address).build() as coordinator,
+        mesh.Coordinator.builder()
+        .mesh("t")
+        .node(anna.address)
+        .node(berta.address)
+        .node_timeout(PATIENT_S)
+        .build() as coordinator,
     ):
         assert "--threads 3" in " ".join(psutil.Process(anna.pid).cmdline())
         for worker in (anna, berta):
@@ -94,7 +99,7 @@ def test_layers_are_on_two_devices_of_one_machine(monkeypatch: pytest.MonkeyPatc
     expected = np.asarray(model(WEIGHTS, X))
     with (
         mesh.Worker("anna", device=("cpu", adapters()[0].select), mesh="t") as anna,
-        mesh.Mesh.builder().mesh("t").node(anna.address).build() as m,
+        mesh.Mesh.builder().mesh("t").node(anna.address).node_timeout(PATIENT_S).build() as m,
     ):
         held = m.put(WEIGHTS)
         for embed, head in ((0, 1), (1, 0), (1, 1)):
@@ -157,7 +162,7 @@ def test_an_adapter_computes_with_a_tensor_that_it_cannot_bind_at_once(
     rows = np.array([0, 7, len(table) - 1], np.int32)
     with (
         mesh.Worker("anna", device=adapters()[0].select, mesh="t") as anna,
-        mesh.Mesh.builder().mesh("t").node(anna.address).build() as m,
+        mesh.Mesh.builder().mesh("t").node(anna.address).node_timeout(PATIENT_S).build() as m,
     ):
         found = m.run(lambda table, rows: mesh.nn.embedding(rows, table) * 2, m.put(table), rows)
         np.testing.assert_array_equal(np.asarray(found), table[rows] * 2)

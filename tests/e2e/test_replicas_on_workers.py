@@ -63,6 +63,8 @@ def test_a_replica_killed_under_streams_fails_none_and_changes_no_token(
         "cpu",
         "--replicas",
         "2",
+        "--preset",
+        "test",
         "-v",
     )
     with daemon("coord", *arguments, env=environment(tmp_path), log=tmp_path / "log") as server:
@@ -93,4 +95,7 @@ def test_a_replica_killed_under_streams_fails_none_and_changes_no_token(
 
 
 def cmdline(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_bytes().decode()
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode()
+    except (FileNotFoundError, ProcessLookupError):  # it has ended
+        return ""

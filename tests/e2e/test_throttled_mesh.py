@@ -15,19 +15,19 @@ import numpy as np
 import pytest
 from support.by_numpy import by_numpy
 from support.processes.commands import PATIENT_S, daemon, environment
+from support.promised import slowness
 
 import mesh.numpy as mnp
 from mesh import Mesh
 
 NAMES = ("a", "b", "c")
-THROTTLE = "flops=2e6,rate=4Mbit/s,delay=2ms"
 HANGS_S = 120.0
 CALLS = 4
 SQUARES = [np.full((64, 64), 0.01 * scale, np.float32) for scale in (1, 2, 3)]
 
 
 def apart(squares: list[Any]) -> list[Any]:
-    """As many pieces of equal work as there are workers, 0.26 s each, none of which needs another."""
+    """As many pieces of equal work as there are workers, 0.26 s each or more, none of which needs another."""
     return [mnp.tanh(x @ x) for x in squares]
 
 
@@ -42,7 +42,9 @@ def in_turn(squares: list[Any]) -> Any:
 @pytest.fixture(scope="module")
 def throttled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
     folder = tmp_path_factory.mktemp("throttled")
-    words = ("worker", "--device", "cpu", "--mesh", "throttled", "--no-mdns", "--throttle", THROTTLE)
+    slow = min(slowness(), 8.0)  # what a call costs besides its work is as much more of it, on a slow machine
+    throttle = f"flops={2e6 / slow:.0f},rate={4000 / slow:.0f}kbit/s,delay={2 * slow:.1f}ms"
+    words = ("worker", "--device", "cpu", "--mesh", "throttled", "--no-mdns", "--throttle", throttle)
     builder = Mesh.builder().mesh("throttled").node_timeout(PATIENT_S)
     with ExitStack() as stack:
         for name in NAMES:

@@ -84,9 +84,9 @@ def refused(mesh: str) -> str:
 def test_a_worker_that_is_busy_joins_once_its_coordinator_is_gone(tmp_path: Path) -> None:
     name = unique("busy")
     with announced(tmp_path, name, "w") as (worker,):
-        first = Mesh.builder().mesh(name).node(worker.address).build()
+        first = Mesh.builder().mesh(name).node(worker.address).node_timeout(PATIENT_S).build()
         wait_for(lambda: "this worker serves coordinator" in refused(name))
-        with Mesh.builder().mesh(name).discover(wait_s=0.1, min_nodes=0).build() as second:
+        with Mesh.builder().mesh(name).discover(wait_s=0.1, min_nodes=0).node_timeout(PATIENT_S).build() as second:
             assert second.nodes == ()
             first.close()
             wait_for(lambda: names(second) == ["w"])
@@ -104,7 +104,9 @@ def test_too_few_workers_is_an_error_that_says_what_to_do() -> None:
 def test_a_coordinator_daemon_takes_in_workers_as_they_announce_themselves(tmp_path: Path) -> None:
     env = environment(tmp_path, MESH_NAME=unique("served"))
     worker = ("worker", "--port", "0", "--device", "cpu", "--name", "w")
-    with daemon("coord", "serve", "--port", "0", env=env, log=tmp_path / "coordinator.log") as coordinator:
+    with daemon(
+        "coord", "serve", "--port", "0", "--preset", "test", env=env, log=tmp_path / "coordinator.log"
+    ) as coordinator:
         with daemon(*worker, env=env, log=tmp_path / "w.log") as each:
             wait_for(lambda: node_states(coordinator) == {"w": "healthy"})
             assert each.stop(15) == 0

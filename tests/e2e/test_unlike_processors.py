@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from processors import VARIANTS, environment, has
-from support.processes.commands import Daemon, daemon
+from support.processes.commands import PATIENT_S, Daemon, daemon
 from support.processes.commands import environment as own_folders
 from support.processes.site import WORKER
 from support.rounding import Recorded, allowed, assert_rounds_alike, traced
@@ -42,7 +42,7 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sequence[Daemo
 
 
 def mesh_of(workers: Sequence[Daemon], **wishes: Any) -> Mesh:
-    builder = Mesh.builder().mesh("unlike")
+    builder = Mesh.builder().mesh("unlike").node_timeout(PATIENT_S)
     for worker in workers:
         builder = builder.node(worker.address)
     for name, value in wishes.items():

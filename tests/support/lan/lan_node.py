@@ -108,7 +108,7 @@ class Doer:
     async def do_listen(self) -> int:
         return await self.endpoint.listen("0.0.0.0", 0)
 
-    async def do_dial(self, host: str, port: str, seconds: str = "10") -> str:
+    async def do_dial(self, host: str, port: str, seconds: str = "60") -> str:
         return (await self.endpoint.dial(host, int(port), float(seconds))).peer.name
 
     async def do_send(self, mib: str) -> float:

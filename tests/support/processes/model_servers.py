@@ -17,7 +17,7 @@ from .commands import Daemon, daemon, environment
 def model_server(folder: Path, *arguments: str) -> Iterator[Daemon]:
     """`mesh-coord serve-model` with one worker of its own on numpy, whose state and log are in `folder`.  It has to end
     in good order."""
-    command = ("serve-model", *arguments, "--port", "0", "--local", "1", "--engine", "cpu")
+    command = ("serve-model", *arguments, "--port", "0", "--local", "1", "--engine", "cpu", "--preset", "test")
     with (
         pytest.MonkeyPatch.context() as patch,
         daemon("coord", *command, env=environment(folder), log=folder / "log") as server,
