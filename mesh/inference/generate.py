@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from wire.errors import InputError
 
 from ..backends.config import MeshConfig
+from ..client.async_mesh import AsyncMesh
 from ..client.mesh import Mesh
 from ..models.model import Model, Prompt
 from .generation_runner import Generating, budget_of, text_of
@@ -51,34 +53,33 @@ class _Call:
         self._prompts = prompts
         self._request = request
         self._tokenizer = tokenizer
-        self._mesh = mesh or Mesh(MeshConfig())
-        self._own = mesh is None
+        self._mesh = mesh
         self._strategy = strategy
 
     def all(self) -> list[Any]:
-        try:
-            return self._mesh.wait(self._all())
-        finally:
-            self._end()
+        with self._where() as where:
+            return where.wait(self._all(where.on_loop))
 
     def pieces(self) -> Iterator[tuple[int, Any]]:
         """Pieces with the prompts' places, one prompt after the other; all go on meanwhile."""
-        generating = None
-        try:
-            generating, replies = self._mesh.wait(self._begin())
-            for place, reply in enumerate(replies):
-                while (piece := self._mesh.wait(_next(reply))) is not None:
-                    yield place, piece
-        finally:
-            if generating is not None:
-                self._mesh.wait(generating.close())
-            self._end()
+        with self._where() as where:
+            generating, replies = where.wait(self._begin(where.on_loop))
+            try:
+                for place, reply in enumerate(replies):
+                    while (piece := where.wait(_next(reply))) is not None:
+                        yield place, piece
+            finally:
+                where.wait(generating.close())
 
-    async def _begin(self) -> tuple[Generating, list[Reply]]:
+    def _where(self) -> AbstractContextManager[Mesh]:
+        """The mesh that was given, or one of its own meanwhile."""
+        return closing(Mesh(MeshConfig())) if self._mesh is None else nullcontext(self._mesh)
+
+    async def _begin(self, mesh: AsyncMesh) -> tuple[Generating, list[Reply]]:
         count = len(self._prompts)
         generating = Generating(
-            self._mesh.on_loop, self._model, slots=min(count, SLOTS_MAX), queue=count, strategy=self._strategy,
-            kv_bytes=await budget_of(self._mesh.on_loop, None),
+            mesh, self._model, slots=min(count, SLOTS_MAX), queue=count, strategy=self._strategy,
+            kv_bytes=await budget_of(mesh, None),
         )  # fmt: skip
         try:
             return generating, [
@@ -89,16 +90,12 @@ class _Call:
             await generating.close()
             raise
 
-    async def _all(self) -> list[Any]:
-        generating, replies = await self._begin()
+    async def _all(self, mesh: AsyncMesh) -> list[Any]:
+        generating, replies = await self._begin(mesh)
         try:
             return [await reply.all() for reply in replies]
         finally:
             await generating.close()
-
-    def _end(self) -> None:
-        if self._own:
-            self._mesh.close()
 
 
 async def _next(reply: Reply) -> Any:

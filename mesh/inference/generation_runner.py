@@ -22,7 +22,7 @@ import numpy as np
 from wire.errors import Cancelled, InputError, NodeLost, NoSuchDevice, OutOfMemory, PlacementError, QueueFull
 from wire.policy.strategies import DeviceMap, strategy_of
 from wire.system.memory import default_budget
-from wire.system.tasks import as_error
+from wire.system.tasks import as_error, to_the_end
 
 from ..client.async_mesh import AsyncMesh
 from ..client.plan_preview import PlanPreview
@@ -38,7 +38,7 @@ from .kv_pages import PAGE, pages_for
 from .layer_placement import experts_together, with_state
 from .logit_adjustment import LogitAdjustment
 from .replica_router import Load
-from .settings import GREEDY, Room, Sampling, by_rows
+from .settings import GREEDY, Room, Sampling, by_rows, count, tokens_of
 from .speculation import CHECK, PLAIN
 
 if TYPE_CHECKING:
@@ -416,8 +416,9 @@ class Generating:
         Raises
         ------
         InputError
-            If the model does not have a token, or has fewer positions than are asked for; or for a guide or scores in
-            a batch that is not a detailed one, and an adjustment in one that is not an adjusted one.
+            If the model does not have a token, or has fewer positions than are asked for, or none are asked for; or
+            for a guide or scores in a batch that is not a detailed one, and an adjustment in one that is not an
+            adjusted one.
         QueueFull
             At once, if too many wait already.
         Cancelled
@@ -431,13 +432,14 @@ class Generating:
             raise InputError("only a detailed batch has guides and scores", next_step="Make it with detailed=True")
         if adjustment is not None and not self._adjusted:
             raise InputError("only an adjusted batch changes logits", next_step="Make it with adjusted=True")
-        tokens = tuple([int(token) for token in prompt])
+        tokens = tokens_of(prompt)
+        asked = None if tokens_max is None else count(tokens_max, "tokens_max")
         self._check(tokens)
         self._known([token for token, _ in adjustment.biases] if adjustment is not None else ())
         request = TextRequest(
             next(self._numbers),
             tokens,
-            self._room_for(tokens, tokens_max),
+            self._room_for(tokens, asked),
             frozenset(self.ends if ends is None else ends),
             how,
             guide,
@@ -665,7 +667,10 @@ class Generating:
         self._news.set()
 
     async def close(self) -> None:
-        """Cancel what runs, and free what the workers hold."""
+        """Cancel what runs, and free what the workers hold; whoever is cancelled meanwhile, it is done to the end."""
+        await to_the_end(self._end())
+
+    async def _end(self) -> None:
         self._closed = True
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):

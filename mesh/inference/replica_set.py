@@ -18,6 +18,7 @@ from typing import Any
 from wire.errors import Cancelled, MeshError, PlacementError
 from wire.policy.strategies import DeviceMap, Strategy, strategy_of
 from wire.system.memory import default_budget
+from wire.system.tasks import to_the_end
 from wire.units import counted
 
 from ..client.async_mesh import AsyncMesh
@@ -32,7 +33,7 @@ from .layer_placement import check_whole
 from .logit_adjustment import LogitAdjustment
 from .replica_groups import Group, Machine, regrouped, stands_apart
 from .replica_router import Load, chosen
-from .settings import GREEDY, Options, Sampling
+from .settings import GREEDY, Options, Sampling, tokens_of
 
 log = logging.getLogger("graph_mesh.inference")
 
@@ -138,7 +139,7 @@ class ReplicaSet:
         """Go on with a text, as `Generating.begin` does, in the batch that has least to do."""
         if self._closed:
             raise Cancelled("the model was unloaded")
-        tokens = tuple([int(token) for token in prompt])
+        tokens = tokens_of(prompt)
         kind = kind_of(guide, scored, adjustment)
         batch = self._batch_for(kind, tokens, len(tokens) + (tokens_max or 1) - 1)
         if batch is None:  # the largest one says what is lacking
@@ -208,16 +209,18 @@ class ReplicaSet:
         the others go on with it.  MeshError where all fail."""
         batches = [self._made(replica, Kind.PLAIN) for replica in self._replicas]
         loading = [self._task(self._tried(batch), self._tasks) for batch in batches]
-        while True:
-            await asyncio.wait(loading, return_when=asyncio.FIRST_COMPLETED)
-            failed = [task for task in loading if task.done() and (task.cancelled() or task.exception() is not None)]
-            if any(task.done() for task in loading if task not in failed):
+        left = set(loading)
+        while left:
+            done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+            if any(not task.cancelled() and task.exception() is None for task in done):
                 return
-            if len(failed) == len(loading):
-                failed[0].result()
+        loading[0].result()
 
     async def close(self) -> None:
-        """Cancel all texts, and free what the workers hold."""
+        """Cancel all texts, and free what the workers hold; whoever is cancelled meanwhile, it is done to the end."""
+        await to_the_end(self._end())
+
+    async def _end(self) -> None:
         self._closed = True
         for task in self._tasks:
             task.cancel()

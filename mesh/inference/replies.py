@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+from weakref import finalize
 
 import numpy as np
 
@@ -64,8 +67,8 @@ class Reply:
     """What comes back for a prompt: an async iterator of pieces, each when it is there.
 
     `tokens` are all until now.  `reason` says how it ended: "stop" at an end token or a stop text, "length" with all
-    that
-    was asked for, "cancelled".
+    that was asked for, "cancelled".  The text stops, too, where the task that waits for it is cancelled, and where
+    nobody has the reply any more.
 
     Parameters
     ----------
@@ -100,6 +103,7 @@ class Reply:
         self.reason = ""
         self._stream = stream
         self._writing = writing
+        finalize(self, _not_wanted, asyncio.get_running_loop(), stream).atexit = False
 
     def __repr__(self) -> str:
         return f"<Reply: {counted(len(self.tokens), 'token')}, {self.reason or 'running'}>"
@@ -109,7 +113,11 @@ class Reply:
 
     async def __anext__(self) -> Any:
         while not self.reason:
-            token = await anext(self._stream, None)
+            try:
+                token = await anext(self._stream, None)
+            except asyncio.CancelledError:
+                self.cancel()
+                raise
             if token is None:
                 self.reason = self._stream.reason
                 break
@@ -151,15 +159,24 @@ class Reply:
         self.reason = self.reason or "cancelled"
 
 
+def _not_wanted(loop: asyncio.AbstractEventLoop, stream: TokenStream) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed, and the text over
+        loop.call_soon_threadsafe(stream.cancel)
+
+
 def is_one(prompts: Any) -> bool:
     """Whether this is one prompt and not several."""
     if isinstance(prompts, str):
         return True
-    if not isinstance(prompts, Sequence | np.ndarray) or isinstance(prompts, bytes) or not np.shape(prompts[:1]):
+    scalar = isinstance(prompts, np.ndarray) and not prompts.ndim
+    if not isinstance(prompts, Sequence | np.ndarray) or isinstance(prompts, bytes) or scalar:
         raise InputError(f"{prompts!r:.40} is no prompt", next_step=PROMPTS)
     if not len(prompts):
         raise InputError("there is no prompt", next_step=PROMPTS)
-    return np.ndim(prompts[0]) == 0 and not isinstance(prompts[0], str)
+    try:
+        return np.ndim(prompts[0]) == 0 and not isinstance(prompts[0], str)
+    except ValueError:  # rows of different lengths, of which none is a prompt
+        return False
 
 
 def _ids(prompt: Any) -> list[int]:

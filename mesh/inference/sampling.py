@@ -24,15 +24,15 @@ from .settings import Sampling
 
 LIKELIEST = 20  # tokens whose probabilities a step gives, if a text asks for them
 _HIDDEN = -1e30
-_COLDEST = 1e-30  # of temperatures above 0: logits divided by less are infinite
+_COLDEST, _HOTTEST = 1e-20, 1e20  # temperatures that choose as those beyond them do, and leave what is hidden lowest
 
 
 def fed(settings: Sequence[Sampling]) -> dict[str, NDArray[Any]]:
     """The settings of a batch as arrays: temperature and top_p f32 (n,), top_k i32 (n,), key u32 (n, 2)."""
-    words = [(one.seed >> 32 & 0xFFFFFFFF, one.seed & 0xFFFFFFFF) for one in settings]
+    words = [(seed >> 32 & 0xFFFFFFFF, seed & 0xFFFFFFFF) for seed in (int(one.seed) for one in settings)]
     return {
         "temperature": np.array(
-            [max(one.temperature, _COLDEST) if one.temperature else 0 for one in settings], np.float32
+            [min(max(one.temperature, _COLDEST), _HOTTEST) if one.temperature else 0 for one in settings], np.float32
         ),
         "top_k": np.array([one.top_k for one in settings], np.int32),
         "top_p": np.array([one.top_p for one in settings], np.float32),
@@ -123,6 +123,7 @@ def _limited(scaled: Array, how: dict[str, Array]) -> Array:
     first = (rank < how["top_k"][:, None]) | (how["top_k"] <= 0)[:, None]
     shares = softmax(mnp.where(first, falling, _HIDDEN), axis=-1)
     before = mnp.cumsum(shares, axis=-1) - shares
-    stay = first & ((before < how["top_p"][:, None]) | (rank == 0))
+    most = mnp.where(how["top_p"] < 1, how["top_p"], mnp.inf)  # sums of many shares are rounded, and may reach 1 early
+    stay = first & ((before < most[:, None]) | (rank == 0))
     least = mnp.min(mnp.where(stay, falling, mnp.inf), axis=-1, keepdims=True)
     return mnp.where(scaled >= least, scaled, _HIDDEN)

@@ -20,6 +20,7 @@ from typing import Any
 
 from wire.errors import ConfigError, InputError
 from wire.ir.graph import WireGraph
+from wire.system.tasks import to_the_end
 
 from ..client.async_mesh import AsyncMesh
 from ..client.mesh import Mesh
@@ -223,13 +224,16 @@ class AsyncInferenceServer:
         try:
             loaded = await asyncio.to_thread(_loaded, model, options.batched is not False)
             self._check_open()
-            replicas = None
+            served = _ServedModel(self._mesh, loaded, options)
             if isinstance(loaded, Model) and (loaded.text is not None or options.draft is not None):
                 queue = -(-int(options.queue) // int(options.replicas))
-                replicas = await ReplicaSet.open(self._mesh, loaded, options, queue)
+                served.replicas = await ReplicaSet.open(self._mesh, loaded, options, queue)
             elif options.draft is not None:
                 raise InputError("a function has no drafter: it does not generate text", next_step="Leave out draft")
-            self._models[name] = _ServedModel(self._mesh, loaded, options, replicas)
+            if self._closed:  # meanwhile
+                await served.close()
+            self._check_open()
+            self._models[name] = served
         finally:
             self._loading.discard(name)
 
@@ -366,6 +370,9 @@ class AsyncInferenceServer:
     async def close(self) -> None:
         """Unload all models."""
         self._closed = True
+        await to_the_end(self._unload_all())
+
+    async def _unload_all(self) -> None:
         while self._models:
             await self._models.popitem()[1].close()
 
@@ -663,11 +670,9 @@ class InferenceServer:
 class _ServedModel:
     """A model with its queues."""
 
-    def __init__(
-        self, mesh: AsyncMesh, model: Model | Callable[..., Any], options: Options, replicas: ReplicaSet | None
-    ) -> None:
+    def __init__(self, mesh: AsyncMesh, model: Model | Callable[..., Any], options: Options) -> None:
         self.model = model
-        self.replicas = replicas  # None for a model that does not generate text
+        self.replicas: ReplicaSet | None = None  # for a model that does not generate text
         batched = options.batched
         if batched and mesh.reproducible:
             options = replace(options, strategy=by_rows(options.strategy))
@@ -696,7 +701,10 @@ class _ServedModel:
         return LoadedModel(name, size, waiting, texts, self.request_runner.batches, steps, *drafts)
 
     async def close(self) -> None:
-        """Cancel everything."""
+        """Cancel everything; whoever is cancelled meanwhile, it is done to the end."""
+        await to_the_end(self._end())
+
+    async def _end(self) -> None:
         await self.request_runner.close()
         if self.replicas is not None:
             await self.replicas.close()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
+from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +32,14 @@ def count(value: Any, what: str, least: int = 1, most: int | None = None) -> int
     if most is not None and int(value) > most:
         raise InputError(f"{what} is {most} at most, got {value!r}")
     return int(value)
+
+
+def tokens_of(prompt: Iterable[Any]) -> tuple[int, ...]:
+    """The tokens of a prompt; InputError for what is no whole number."""
+    try:
+        return tuple([index(token) for token in prompt])
+    except TypeError as error:
+        raise InputError("the tokens of a prompt are whole numbers", cause=str(error)) from None
 
 
 def number(value: Any, what: str) -> float:

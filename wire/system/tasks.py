@@ -19,6 +19,7 @@ log = logging.getLogger("graph_mesh.tasks")
 T = TypeVar("T")
 AGAIN_S = 1.0  # until what serves begins again, after a fault
 Failed = Callable[[MeshError], object]
+_ENDING: set[asyncio.Task[Any]] = set()  # a loop holds its tasks weakly
 
 
 class Tasks:
@@ -72,6 +73,14 @@ async def together(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     except BaseExceptionGroup as failed:
         raise failed.exceptions[0] from None
     return [task.result() for task in tasks]
+
+
+async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
+    """What `work` ends in.  A caller that is cancelled waits no longer, and `work` goes on."""
+    task = asyncio.get_running_loop().create_task(work)
+    _ENDING.add(task)
+    task.add_done_callback(_ENDING.discard)
+    return await asyncio.shield(task)
 
 
 async def _reported(what: str, work: Coroutine[Any, Any, T], failed: Failed) -> T:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from mesh.errors import InputError
 from mesh.inference import kv_cache_step
 from mesh.inference.generation_runner import text_of
 from mesh.inference.kv_pages import NOBODYS, PAGE
-from mesh.inference.sampling import chosen, fed
+from mesh.inference.sampling import _limited, chosen, fed
 from mesh.inference.settings import GREEDY, Room, Sampling
 from mesh.tracing.trace import trace_full
 from wire.ir.dtypes import dtype_of
@@ -196,6 +197,9 @@ def test_ends_and_stops() -> None:
         (None, {}, "None is no prompt"),
         ([[1], []], {}, "has at least one token"),
         ([[[1]]], {}, "a prompt is a text or a list of tokens"),
+        ([[[1], [1, 2]]], {}, "a prompt is a text or a list of tokens, got several"),
+        ([[1, [2]]], {}, "a prompt is a text or a list of tokens, got several"),
+        (np.array(5), {}, r"array\(5\) is no prompt"),
         ("text", {}, r"tokenizer.json does not exist"),
     ],
 )
@@ -211,6 +215,13 @@ def test_numbers_may_be_numpys_and_a_tiny_temperature_is_as_good_as_none() -> No
     last = (1 << 64) - 1
     rows = model.generate([[3, 4], [3, 4]], max_new_tokens=5, temperature=0.9, seed=last)
     assert rows[1] == model.generate([3, 4], max_new_tokens=5, temperature=0.9, seed=0), "seeds begin anew at the end"
+
+
+def test_an_iterator_that_nobody_reads_begins_nothing() -> None:
+    before = set(threading.enumerate())
+    pieces = golden_model("llama").generate([3], max_new_tokens=2, ends=(), stream=True)
+    assert before >= set(threading.enumerate())
+    assert len(list(pieces)) == 2
 
 
 def test_a_model_that_is_no_language_model_says_so() -> None:
@@ -249,6 +260,25 @@ def test_top_k_and_top_p_leave_the_likeliest() -> None:
     ]
     for how, wanted in kept:
         assert set(drawn(logits, 1000, temperature=1.0, seed=1, **how).tolist()) == wanted, how
+
+
+def test_the_likeliest_and_the_hidden_are_the_same_at_every_temperature() -> None:
+    logits = np.array([-50.0, -30.0, -31.0, -40.0], np.float32)
+    for temperature in (5e-324, 1e-40, 1e-30, 1e-29, 1e-15):
+        for how in ({}, {"top_k": 1}, {"top_k": 3}, {"top_p": 0.9}, {"top_k": 2, "top_p": 0.5}):
+            assert set(drawn(logits, 8, temperature=temperature, seed=1, **how).tolist()) == {1}, (temperature, how)
+    for temperature in (1e-30, 1.0, 1e25, 1e300):
+        how = fed([Sampling(temperature, seed=1)] * 200) | {"mask": np.full((200, 1), 0b1001, np.uint32)}
+        rows = np.broadcast_to(logits, (200, 4)), np.arange(200, dtype=np.int32)
+        assert {0, 3} >= set(np.asarray(mesh.function(chosen)(*rows, how)).tolist()), temperature
+
+
+def test_a_text_without_top_p_keeps_all_its_tokens_beside_one_that_has_it() -> None:
+    """What the likeliest have together is rounded, and comes to 1 before the last ones are added."""
+    scores = 5 * np.random.default_rng(0).standard_normal((3, 5000)).astype(np.float32)
+    how = fed([Sampling(1.0), Sampling(1.0, top_k=4900), Sampling(1.0, top_p=0.5)])
+    kept = np.sum(np.asarray(mesh.function(_limited)(scores, how)) == scores, axis=1)
+    assert kept[0] == 5000 and kept[1] == 4900 and 0 < kept[2] < 100
 
 
 def test_every_row_of_a_batch_is_drawn_in_its_own_way() -> None:
