@@ -71,6 +71,14 @@ class LogitAdjustment:
         _between(self.presence, "presence", -PENALTY_MAX, PENALTY_MAX)
         _between(self.frequency, "frequency", -PENALTY_MAX, PENALTY_MAX)
         _between(self.repeat, "repeat", REPEAT_MIN, REPEAT_MAX)
+        try:
+            pairs = tuple([(token, bias) for token, bias in self.biases])
+        except (TypeError, ValueError):
+            raise InputError(
+                f"biases are pairs of a token and a number, got {self.biases!r:.60}",
+                next_step="Of a mapping, give tuple(biases.items())",
+            ) from None
+        object.__setattr__(self, "biases", pairs)
         if len(self.biases) > BIASES_MAX:
             raise InputError(f"a text has {BIASES_MAX} biases at most, got {len(self.biases)}")
         for token, bias in self.biases:

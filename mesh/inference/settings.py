@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
@@ -19,7 +20,6 @@ from .speculation import DRAFTS_MAX
 if TYPE_CHECKING:
     from ..models.model import Model
 
-FLOAT_MAX = (2 - 2.0**-52) * 2.0**1023
 ROWS_MAX = 1 << 20  # of a batch, of a queue, and replicas
 READERS_SHARE = 8  # one text in so many reads its prompt while the others go on by a token
 CHUNK_MAX = 1 << 14  # tokens that a step reads of a prompt: a batch computes as many for each of its slots
@@ -44,9 +44,13 @@ def tokens_of(prompt: Iterable[Any]) -> tuple[int, ...]:
 
 def number(value: Any, what: str) -> float:
     """A finite number, 0 or more, of Python's or numpy's; InputError for others."""
-    if not isinstance(value, Real) or isinstance(value, bool) or not value <= FLOAT_MAX or value < 0:
+    try:
+        real = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    except OverflowError:
+        real = math.inf
+    if not 0 <= real < math.inf:
         raise InputError(f"{what} is a number, 0 or more, got {value!r}")
-    return float(value)
+    return real
 
 
 def choice(value: Any, what: str) -> bool:

@@ -142,17 +142,19 @@ class Tokenizer:
             return bytes.fromhex(piece[3:5])
         return piece.replace("\u2581", " ").encode()
 
-    def stream(self, special: bool = False) -> Callable[[int], str]:
-        """A function of the next token that gives the text which it completes, "" if it completes none."""
+    def stream(self, special: bool = False) -> Callable[[int], str | None]:
+        """A function of the next token that gives the text which it completes, "" if it completes none; None where
+        bytes that are no text made the library lose its place, which is behind this token from then on."""
         stream = self._new_stream(skip_special_tokens=not special)
 
-        def step(token: int) -> str:
+        def step(token: int) -> str | None:
             nonlocal stream
             try:
                 return stream.step(self._own, token) or ""
-            except Exception:  # the library's "Invalid prefix": bytes that are no text made it lose its place
+            except Exception:  # the library's "Invalid prefix"
                 stream = self._new_stream(skip_special_tokens=not special)
-                return stream.step(self._own, token) or ""
+                stream.step(self._own, token)
+                return None
 
         return step
 
@@ -183,6 +185,8 @@ class Detokenizer:
     def add(self, token: int) -> str:
         self._waiting.append(token)
         new = self._step(token)
+        if new is None:
+            new = self._unwritten()
         if new:
             self._written, self._waiting = self._waiting, []
         return self._released(new)
@@ -191,11 +195,15 @@ class Detokenizer:
         """What was held back, now that nothing more comes; bytes that never became a character are marked as such."""
         if self.stopped:
             return ""
-        before = self._tokenizer.text(self._written, self._special)
-        new = self._released(self._tokenizer.text([*self._written, *self._waiting], self._special)[len(before) :])
+        new = self._released(self._unwritten())
         self._waiting = []
         held, self._held = self._held, ""
         return new if self.stopped else new + held
+
+    def _unwritten(self) -> str:
+        """The text of the tokens that wait, with marks for bytes that are no text."""
+        before = self._tokenizer.text(self._written, self._special)
+        return self._tokenizer.text([*self._written, *self._waiting], self._special)[len(before) :]
 
     def _released(self, new: str) -> str:
         if self.stopped:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -217,6 +219,12 @@ def test_numbers_may_be_numpys_and_a_tiny_temperature_is_as_good_as_none() -> No
     assert rows[1] == model.generate([3, 4], max_new_tokens=5, temperature=0.9, seed=0), "seeds begin anew at the end"
 
 
+def test_numbers_of_numpy_are_read_without_a_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Sampling(temperature=np.float32(0.5)).temperature == np.float32(0.5)
+
+
 def test_an_iterator_that_nobody_reads_begins_nothing() -> None:
     before = set(threading.enumerate())
     pieces = golden_model("llama").generate([3], max_new_tokens=2, ends=(), stream=True)
@@ -328,6 +336,31 @@ def test_bytes_that_are_no_text_do_not_end_a_stream(tmp_path: Path) -> None:
     broken = Detokenizer(Tokenizer(tmp_path))
     pieces = "".join(map(broken.add, [0x41, euro[0], 256, *euro, 257])) + broken.rest()
     assert pieces.startswith("A") and pieces.endswith("the\u20ac end")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_word_is_lost_behind_bytes_that_are_no_text(tmp_path: Path, seed: int) -> None:
+    """The words are those that the library gives for all tokens at once."""
+    tokenizers = pytest.importorskip("tokenizers")
+    from mesh.inference.tokenizer import Detokenizer, Tokenizer
+
+    words = {"\u2581the": 256, "\u2581a": 257, "end": 258}
+    own = tokenizers.Tokenizer(
+        tokenizers.models.BPE({f"<0x{byte:02X}>": byte for byte in range(256)} | words, [], byte_fallback=True)
+    )
+    steps = tokenizers.decoders
+    own.decoder = steps.Sequence(
+        [steps.Replace("\u2581", " "), steps.ByteFallback(), steps.Fuse(), steps.Strip(" ", 1, 0)]
+    )
+    own.save(str(tmp_path / "tokenizer.json"))
+    rng, tokenizer = random.Random(seed), Tokenizer(tmp_path)
+    for _ in range(20):
+        ids = [rng.choice([rng.randrange(128, 256), *"\u20ac".encode(), *words.values()]) for _ in range(12)]
+        writing = Detokenizer(tokenizer)
+        told, whole = "".join(map(writing.add, ids)) + writing.rest(), tokenizer.text(ids)
+        assert [told.count(word) for word in ("the", " a", "end", " ")] == [
+            whole.count(word) for word in ("the", " a", "end", " ")
+        ], ids
 
 
 @pytest.mark.parametrize("stop", ["lo w", "world", "d", "hello world"])

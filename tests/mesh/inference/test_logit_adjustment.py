@@ -203,6 +203,9 @@ def test_more_tokens_than_a_step_takes_changes_of_cannot_be() -> None:
         ({"biases": ((7, 101),)}, "the bias of token 7 is a number from -100 to 100, got 101"),
         ({"biases": ((7, 1), (7, 2))}, "a token has one bias"),
         ({"biases": tuple((token, 1) for token in range(301))}, "300 biases at most, got 301"),
+        ({"biases": {7: 1}}, "biases are pairs of a token and a number, got {7: 1}. Of a mapping, give tuple("),
+        ({"biases": ((7, 1, 2),)}, "biases are pairs"),
+        ({"biases": None}, "biases are pairs"),
     ],
 )
 def test_values_out_of_range_are_refused(given: dict[str, Any], why: str) -> None:
