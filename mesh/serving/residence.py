@@ -13,6 +13,7 @@ from enum import Enum
 
 from wire.deadlines import MODEL_LOADING
 from wire.errors import Cancelled
+from wire.system.tasks import to_the_end
 from wire.units import time_text
 
 from .api_error import ApiError
@@ -145,7 +146,10 @@ class Residence:
         await self._idle.wait()
 
     async def close(self) -> None:
-        """Unload the model for good; who waits for it gets Cancelled."""
+        """Unload the model for good, whoever is cancelled meanwhile; who waits for it gets Cancelled."""
+        await to_the_end(self._end())
+
+    async def _end(self) -> None:
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()

@@ -95,6 +95,26 @@ async def test_a_load_that_fails_is_told_to_all_and_tried_again() -> None:
     await residence.close()
 
 
+async def test_a_model_is_unloaded_to_the_end_though_whoever_asked_for_it_is_cancelled() -> None:
+    loads, going = Loads(), asyncio.Event()
+    loads.go.set()
+
+    async def unload() -> None:
+        await going.wait()
+        await loads.unload()
+
+    residence = Residence("llama", loads.load, unload)
+    await residence.enter().ready()
+    closing = asyncio.ensure_future(residence.close())
+    await asyncio.sleep(0.01)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    going.set()
+    await asyncio.sleep(0.01)
+    assert loads.done == ["load", "unload"]
+
+
 async def test_nobody_waits_without_an_end() -> None:
     loads = Loads()
     residence = Residence("llama", loads.load, loads.unload, wait_s=0.01)
