@@ -18,6 +18,7 @@ from pathlib import Path
 from wire.addresses import shown
 from wire.errors import ConfigError, InputError
 from wire.policy.strategies import Strategy
+from wire.system.tasks import to_the_end
 
 from ..client.async_mesh import AsyncMesh
 from ..client.mesh import Mesh
@@ -193,7 +194,10 @@ class AsyncModelServer:
         await served.close()
 
     async def close(self) -> None:
-        """Cancel all requests, and unload all models."""
+        """Cancel all requests, and unload all models, whoever is cancelled meanwhile."""
+        await to_the_end(self._end())
+
+    async def _end(self) -> None:
         self._closed = True
         await self._http.close()
         for task in self._retiring:

@@ -242,6 +242,28 @@ def test_a_model_moves_to_other_workers_while_a_text_goes_on(folder: Path) -> No
     virtually(work())
 
 
+@pytest.mark.parametrize("turns", [2, 8, 16])
+def test_a_server_is_closed_to_the_end_though_whoever_closes_it_is_cancelled(folder: Path, turns: int) -> None:
+    built = mesh.AsyncMesh.builder().mesh("sim").simulate(1)
+
+    async def work() -> None:
+        async with await built.build_async() as own:
+            server = AsyncModelServer(own)
+            for name in ("llama", "other"):
+                await server.load_model(name, folder)
+                await tokens_of(await server._served.text(name).begin(REQUEST, ""))
+            closing = asyncio.ensure_future(server.close())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            closing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await closing
+            await asyncio.sleep(5)
+            assert not server._served.by_name and own.simulation.coordinator.sessions.idle
+
+    virtually(work())
+
+
 def test_a_model_that_cannot_be_loaded_anew_stays(folder: Path) -> None:
     built = mesh.AsyncMesh.builder().mesh("sim").simulate(1)
 
