@@ -160,8 +160,9 @@ class Reply:
 
 
 def _not_wanted(loop: asyncio.AbstractEventLoop, stream: TokenStream) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop is closed, and the text over
-        loop.call_soon_threadsafe(stream.cancel)
+    if not stream.reason:
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and the text over
+            loop.call_soon_threadsafe(stream.cancel)
 
 
 def is_one(prompts: Any) -> bool:
