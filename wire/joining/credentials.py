@@ -49,7 +49,8 @@ LOOK_S = 60.0  # how often the clock is looked at: a laptop that slept wakes wit
 
 
 class Credentials:
-    """The identity in `folder`; ConfigError if what is there cannot be used.  One process per folder.
+    """The identity in `folder`; ConfigError if what is there cannot be used.  Programs of one client share a folder; a
+    worker and a coordinator have one each.
 
     What changes it has two forms: one that waits for the disk, and one for event loops, which do not.
     """
@@ -64,7 +65,8 @@ class Credentials:
         if not self.files.key.exists():
             self._write(self.files.key, new_key().pem())
         _check_private(self.files.key)
-        self.key = key_from_pem(self.files.key.read_bytes())
+        self._pem = self.files.key.read_bytes()
+        self.key = key_from_pem(self._pem)
         self._admitted: Admitted | None = None
         if self.files.certificate.exists():
             self._use(self._read())
@@ -148,6 +150,7 @@ class Credentials:
         return await self._changes.do("writing whom to trust", adopt)
 
     def _keep(self, admitted: Admitted) -> None:
+        self._check_own()
         trusted = [(admitted.authority, admitted.grant.revocations)]
         if admitted.former is not None:
             trusted.append((admitted.former.certificate, admitted.former.revocations))
@@ -157,6 +160,16 @@ class Credentials:
         self._write(
             self.files.certificate, certificate_pem(admitted.grant.certificate)
         )  # last: with it, it is a member
+
+    def _check_own(self) -> None:
+        """Check that the key on the disk is ours: a certificate of ours beside another one would spoil both."""
+        with contextlib.suppress(OSError):  # what cannot be read cannot be written either, which is said then
+            if self.files.key.read_bytes() != self._pem:
+                raise ConfigError(
+                    f"the identity in {self.files.key.parent} is no longer the one of this process: its user joined "
+                    "again meanwhile",
+                    next_step="Start this program again",
+                )
 
     def move_to(self, folder: Path) -> None:
         """Make this the identity in another folder, instead of what was there; of no use itself from then on."""

@@ -259,7 +259,9 @@ class HostProcess(asyncio.SubprocessProtocol):
         error = loss_of(self.selection, reason, no_memory)
         if not self.opened.done():
             self.opened.set_result(OpenFailed(error.to_fields()))
-        elif isinstance(self.opened.result(), Opened):  # one that opened nothing has said why
+            return
+        answer = self.opened.result()
+        if isinstance(answer, Opened) and answer.device is not None:  # one that opened nothing has said why, and ends
             self._on_lost(self, error)
 
     def _log(self, data: bytes) -> None:

@@ -91,6 +91,18 @@ def test_a_certificate_for_another_node_or_of_another_authority_is_not_kept(tmp_
         assert not made.enrolled and not Credentials(tmp_path, QuickDisk()).enrolled
 
 
+@pytest.mark.parametrize("change", ["trust", "renewal"])
+def test_a_process_of_a_former_identity_leaves_the_one_that_was_joined_with_since(tmp_path: Path, change: str) -> None:
+    """A user joins again, for another role say, while a program of theirs runs: that one hears of changes, too."""
+    running, fresh = member(tmp_path / "client"), member(tmp_path / "joining")
+    fresh.move_to(tmp_path / "client")
+    renewed, revoked = granted(running.key, now_s=NOW_S + 60), BY.revocations(["a" * 26], 1)
+    with pytest.raises(ConfigError, match="joined again meanwhile"):
+        running.adopt(renewed) if change == "renewal" else running.take_trust(revoked)
+    kept = Credentials(tmp_path / "client", QuickDisk())
+    assert (kept.node_id, kept.certificate) == (fresh.node_id, fresh.certificate)
+
+
 @pytest.mark.parametrize("name", ["certificate.pem", "trust.pem", "mesh.json", "node.key"])
 @pytest.mark.parametrize("damage", ["cut", "empty", "swapped"])
 def test_a_damaged_identity_is_named(tmp_path: Path, name: str, damage: str) -> None:

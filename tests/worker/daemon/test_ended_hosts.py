@@ -14,6 +14,39 @@ from wire.system.shared_memory import SharedDir
 from worker.config import WorkerConfig
 from worker.daemon.engine_hosts import EngineHosts
 from worker.daemon.environment import REAL, EngineHost
+from worker.devices.adapter_cache import AdapterCache
+from worker.engine.host_messages import Opened
+
+
+async def test_a_host_that_found_no_adapter_and_ended_is_no_lost_device(tmp_path: Path) -> None:
+    """It says that there is none and ends, often long before the processor's host is ready."""
+    made: list[Any] = []
+    lost: list[object] = []
+
+    def kept(*arguments: Any) -> Any:
+        made.append(REAL.host(*arguments))
+        return made[-1]
+
+    def nothing(*_: Any) -> None: ...
+
+    def on_lost(*what: object) -> None:
+        lost.append(what)
+
+    config = WorkerConfig(cache_dir=str(tmp_path), kernel_dir=str(tmp_path), cage=False)
+    shared = SharedDir.create(tmp_path)
+    around = replace(REAL, host=kept, adapter_cache=AdapterCache())  # which remembers no earlier look
+    hosts = EngineHosts(config, around, "anna", shared, tmp_path, (tmp_path,), nothing, on_lost, nothing)
+    await hosts.start(("best",))
+    try:
+        answer = await asyncio.wait_for(made[0].opened, 120)
+        if isinstance(answer, Opened) and answer.device is not None:
+            pytest.skip("this machine has a graphics adapter")
+        await asyncio.wait_for(made[0].exited.wait(), 120)
+        assert await hosts.opened() == ()
+        assert not lost
+    finally:
+        await hosts.close()
+        shared.close()
 
 
 async def test_all_hosts_end_where_a_device_is_not_there(tmp_path: Path) -> None:
