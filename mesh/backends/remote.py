@@ -104,6 +104,7 @@ log = logging.getLogger("graph_mesh.client")
 RENEW_S = 1.0  # at the end, where the mesh has a new authority
 UNREAD_MAX = 5  # answers that nobody could read
 UNREAD_ADVICE = "See whether mesh-coord --version says the same on both machines"
+KNOWN_MAX = 16  # addresses of coordinators that are remembered, the latest first
 RETURN_WAITS_S = (0.05, 0.1, 0.2, 0.5)
 BROKEN_MAX, BROKEN_S = 12, 5.0  # links that end one after the other, each so soon after the same question
 MISSING_WAITS_S = (0.05, 0.1, 0.2, 0.5, *(2.0,) * 30)  # before a result is asked for again whose content is not there
@@ -204,7 +205,8 @@ class Remote:
                 raise expired or await membership.why(where) or error from None
             raise
         remote._link, remote._address = link, (host, port)
-        membership.met(link.peer.addresses or (link.address,))
+        here = link.peer.addresses or (link.address,)  # with those of a standby, of which it is told in a moment only
+        membership.met(tuple(dict.fromkeys((*here, *membership.coordinator)))[:KNOWN_MAX])
         await membership.remembered()  # a command may end at once
         remote._lasting.keep("keeping the certificate", membership.keep)
         remote._lasting.keep("the watch over the link", remote._watch.run)

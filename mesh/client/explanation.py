@@ -211,7 +211,7 @@ class Explanation:
             f"{self.engine} on {self.worker}:{self.device} ({self.adapter}), {speeds}",
             f"an evaluation without clocks takes {whole}; the total of predicted includes {call_s} for the call",
             f"kernels were measured by {self.clock}, with random inputs",
-            f"nodes in no kernel: {_numbers(self.no_kernel) or 'none'}",
+            f"nodes in no kernel, by number: {_numbers(self.no_kernel) or 'none'}",
         ]
 
 

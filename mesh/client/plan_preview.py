@@ -200,8 +200,9 @@ def _death_text(death: Mapping[str, Any]) -> list[str]:
     workers = dict.fromkeys(part["worker"] for part in plan["parts"])
     return [
         (
-            f"if {death['worker']} dies, {', '.join(workers)} go on: predicted {then} per call instead of "
-            f"{time_text(death['before_s'])}{', by a plan that is made already' if death['planned_ahead'] else ''}"
+            f"if {death['worker']} dies, {', '.join(workers)} will do its work: predicted {then} per call "
+            f"instead of {time_text(death['before_s'])}"
+            f"{', by a plan that is made already' if death['planned_ahead'] else ''}"
         ),
         f"  weights that move: {come or 'none'}; there in {time_text(death['seconds'])}",
         *(
@@ -212,7 +213,7 @@ def _death_text(death: Mapping[str, Any]) -> list[str]:
     ]
 
 
-SOURCES = {"disk": "the disk of who needs them", "peer": "other workers", "client": "the client"}
+SOURCES = {"disk": "the disk of the worker that needs them", "peer": "other workers", "client": "the client"}
 
 
 def _copies_text(redundancy: Mapping[str, Any]) -> list[str]:

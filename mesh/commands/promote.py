@@ -46,5 +46,5 @@ def promote(options: argparse.Namespace) -> int:
     if options.json:
         say(json.dumps({"name": options.name, "serves": True}))
     else:
-        say(f"{options.name} serves now; the coordinator before is refused by whoever hears of this one")
+        say(f"{options.name} serves now; workers and clients that reach it refuse the former coordinator")
     return OK

@@ -89,6 +89,7 @@ async def _show_nodes(options: Options, remote: Remote, workers: Sequence[Node])
             seen = late if health else ()
             rows.append((*first, device.engine, adapter, size_text(device.memory_bytes), *speed, *last, *seen))
     print_table((*header, "last seen", "longest stop") if health else header, rows)
+    _say_if_none(options, workers, "no worker is here yet. Start one with: mesh-worker")
     if health:
         say(health.describe())
         say(f"the coordinator's event loop stood still for at most {time_text(census.loop_lag_s)} of late")
@@ -152,6 +153,7 @@ async def status(options: Options, remote: Remote) -> int:
         return OK
     rows = [(job.job, job.name, job.state, f"{job.seconds:.2f} s", _why(job)) for job in jobs]
     print_table(("job", "name", "state", "time", "why"), rows)
+    _say_if_none(options, jobs, "there are no jobs. Submit one with: mesh-coord submit GRAPH")
     return OK
 
 
@@ -174,7 +176,13 @@ async def sessions(options: Options, remote: Remote) -> int:
         for session in found
     ]
     print_table(("name", "steps", "workers", "driven by", "age", "state"), rows)
+    _say_if_none(options, found, "no session has a name. Begin one in Python with: m.session(..., name=NAME)")
     return OK
+
+
+def _say_if_none(options: Options, rows: Sequence[object], text: str) -> None:
+    if not rows and not options.quiet:
+        say(text, file=sys.stderr)
 
 
 async def logs(options: Options, remote: Remote) -> int:

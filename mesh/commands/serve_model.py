@@ -13,7 +13,8 @@ import sys
 from pathlib import Path
 
 from wire.errors import ConfigError, ConnectFailed, InputError, MeshError
-from wire.link.address_policy import is_loopback
+from wire.link.address_policy import ANYWHERE, is_loopback
+from wire.link.interfaces import advertised, interfaces_here, judge, usable
 from wire.policy.strategies import Auto, Strategy
 from wire.security.tls import web_context
 from wire.system.malloc import give_back
@@ -236,5 +237,8 @@ def _tell_ready(options: Options, url: str, models: list[str], listening: Listen
         say(json.dumps({"url": url, "models": models}), flush=True)
         return
     needed = "an API key is needed" if listening.keys is not None else "programs of this machine need no key"
+    scheme, _, at = url.partition("://")
+    others = advertised(ANYWHERE, listening.host, int(at.rpartition(":")[2]), usable(judge(interfaces_here())))
+    url = f"{scheme}://{next(iter(others), at)}"  # 0.0.0.0 is no address to type elsewhere
     say(f"serving {', '.join(models)} at {url} ({needed})")
     say(f"  chat page: {url}/    OpenAI base URL: {url}/v1    Ollama host: {url}", flush=True)

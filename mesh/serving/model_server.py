@@ -56,14 +56,14 @@ class Served:
         """A model that goes on with texts; ApiError 404 for another name."""
         found = self._found(name)
         if not isinstance(found, ServedText):
-            raise no_model(name, [facts for facts in self.facts() if facts.kind == "text"])
+            raise no_model(name, self.facts(), "text")
         return found
 
     def embedding(self, name: str) -> ServedEmbedding:
         """A model that embeds texts; ApiError 404 for another name."""
         found = self._found(name)
         if not isinstance(found, ServedEmbedding):
-            raise no_model(name, [facts for facts in self.facts() if facts.kind == "embedding"])
+            raise no_model(name, self.facts(), "embedding")
         return found
 
     def facts(self) -> list[ModelFacts]:

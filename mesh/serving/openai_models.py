@@ -49,10 +49,16 @@ async def embeddings(call: Call) -> Reply:
     return JsonReply({"object": "list", "data": data, "model": model.facts.name, "usage": usage})
 
 
-def no_model(name: str, known: list[ModelFacts]) -> ApiError:
-    """The error for a model that is not served, or not for this."""
-    names = ", ".join(facts.name for facts in known) or "none"
-    return ApiError(404, f"there is no model {name!r} here; served: {names}", code="model_not_found", param="model")
+_OTHERWISE = {"text": "gives embeddings and generates no text", "embedding": "generates text and gives no embeddings"}
+
+
+def no_model(name: str, known: list[ModelFacts], kind: str = "") -> ApiError:
+    """The error for a model that is not served, or is of another kind than this `kind`."""
+    names = ", ".join(facts.name for facts in known if kind in ("", facts.kind)) or "none"
+    what = f"there is no model {name!r} here; served"
+    if kind and name.removesuffix(":latest") in {facts.name for facts in known}:
+        what = f"{name!r} {_OTHERWISE[kind]}; models that do"
+    return ApiError(404, f"{what}: {names}", code="model_not_found", param="model")
 
 
 def _shown(facts: ModelFacts) -> dict[str, Any]:

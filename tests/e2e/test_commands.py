@@ -69,6 +69,13 @@ def test_nodes_are_shown_as_a_table_and_as_json(served: Served) -> None:
     assert all(0 <= row["silent_s"] < PATIENT_S for row in rows)
 
 
+@pytest.mark.parametrize(("quiet", "says"), [((), "no session has a name"), (("-q",), "")])
+def test_a_table_without_rows_says_so(served: Served, quiet: tuple[str, ...], says: str) -> None:
+    shown = served.ask("sessions", *quiet)
+    assert len(shown.stdout.splitlines()) == 1
+    assert shown.stderr.startswith(says) and bool(shown.stderr) == bool(says)
+
+
 def test_the_topology_is_shown_as_tables_and_as_a_drawing(served: Served) -> None:
     shown = served.ask("topology")
     assert shown.returncode == exit_codes.OK, shown.stderr

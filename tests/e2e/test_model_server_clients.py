@@ -121,6 +121,12 @@ def test_anthropic_tools_and_their_results(claude: anthropic.Anthropic) -> None:
     ("more", "status", "kind", "why"),
     [
         ({"model": "nothing"}, 404, "not_found_error", "no model 'nothing'"),
+        (
+            {"model": "minilm"},
+            404,
+            "not_found_error",
+            "'minilm' gives embeddings and generates no text; models that do",
+        ),
         ({"max_tokens": 0}, 400, "invalid_request_error", "max_tokens"),
         ({"messages": []}, 400, "invalid_request_error", "messages"),
         ({"messages": [{"role": "system", "content": "x"}]}, 400, "invalid_request_error", "messages[0].role"),

@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Coroutine, Iterator, Sequence
@@ -24,6 +25,7 @@ import pytest
 from support.processes import site as sites
 from support.processes.commands import (
     COMES_TRUE_S,
+    RUN_S,
     Daemon,
     asked,
     daemon,
@@ -112,6 +114,26 @@ def large_job(remote: Remote) -> Coroutine[Any, Any, str]:
     return remote.submit(graph, dict.fromkeys(graph.input_types, value), {}, detach=True, job="kept")
 
 
+ASKING = """
+import asyncio, sys
+from mesh import AsyncMesh, Mesh
+async def ask():
+    async with await Mesh.builder().node(sys.argv[1]).build_async() as m:
+        while len(m._backend._membership.coordinator) < int(sys.argv[2]):
+            await asyncio.sleep(0.05)
+        print(m._backend.address)
+asyncio.run(ask())
+"""
+
+
+def coordinator_of(env: dict[str, str], address: str, known: int) -> str:
+    """The address of the coordinator that serves a program which names this one, once it knows so many addresses."""
+    words = [sys.executable, "-c", ASKING, address, str(known)]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=RUN_S, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
 def test_training_goes_on_with_the_standby_of_a_coordinator_that_ended(number: int, tmp_path: Path) -> None:
     """One that stands still is to all others like one whose machine was lost: no link ends, and nothing comes."""
@@ -130,13 +152,18 @@ def test_training_goes_on_with_the_standby_of_a_coordinator_that_ended(number: i
 
 
 def test_without_voters_it_takes_the_operators_word_and_no_job_is_lost(tmp_path: Path) -> None:
+    """A program that names the coordinator of before finds the one that took over, whose address a program was told."""
     with pair(tmp_path) as site:
         assert asked(site.serving, large_job) == "kept"
+        before = site.serving.address
+        assert coordinator_of(site.envs[FIRST], before, 2) == before
+        site.ask(FIRST, "nodes")  # a command that ends before it is told of the standby again
         site.serving.stop(signal.SIGKILL)
         time.sleep(2 * StandbyTimes().patience_s)
         assert site.ask(SECOND, "promote", "--name", SECOND, "--json") == '{"name": "second", "serves": true}\n'
         second = site.takes_over()
         assert jobs(second) == {"kept": "queued"}
+        assert coordinator_of(site.envs[FIRST], before, 1) == second.address
         with sites.working(tmp_path, site.envs[FIRST], second.address, ("one",)):
             wait_for(lambda: jobs(second) == {"kept": "done"})
         (answer,) = asked(second, lambda remote: remote.result("kept"))[0].values()

@@ -35,7 +35,7 @@ VERSION = 1
 STRANGER_BYTES_MAX = 4 * KIB  # read from a side that has proved nothing
 GRANT_BYTES_MAX = 128 * KIB  # a revocation list of 1,024 nodes has 37 KiB, and there may be two
 
-JOIN = "mesh-worker join, or mesh-coord join for a client"
+JOIN = "mesh-coord join for a program, or mesh-worker join for a worker"
 
 # reason -> what the node says, and what to do.  A node that does not know the secret always gets `invalid`.
 REFUSALS = {

@@ -25,7 +25,7 @@ class AddressPolicy:
             raise ConfigError(
                 f"will not {what} {address}: it is not a loopback address, and this node has joined no mesh, so "
                 "nothing would keep strangers from running work here",
-                next_step="Join a mesh with a token: mesh-worker join, or mesh-coord join for a client",
+                next_step="Join a mesh with a token: mesh-coord join for a program, or mesh-worker join for a worker",
             )
         return address
 

@@ -1,4 +1,4 @@
-"""The name under which `mesh-coord serve-model` serves a model that has none."""
+"""The name under which `mesh-coord serve-model` serves a model that has none, and the address that it prints."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mesh.commands.serve_model import _models
+from mesh.commands.serve_model import _models, _tell_ready
+from mesh.serving.http_server import Listening
 
 
 @pytest.mark.parametrize(("link", "target"), [("llama", "0f3a"), ("llama.gguf", "0f3a.gguf")])
@@ -24,6 +25,14 @@ def test_the_folder_that_one_is_in_has_its_own_name(tmp_path: Path, monkeypatch:
     (tmp_path / "llama").mkdir()
     monkeypatch.chdir(tmp_path / "llama")
     assert served(Path()) == ["llama"]
+
+
+@pytest.mark.parametrize(("host", "shown"), [("0.0.0.0", False), ("127.0.0.1", True)])
+def test_the_address_that_is_printed_is_one_to_type(host: str, shown: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    """A server on all addresses is nowhere at 0.0.0.0, for another machine and for a certificate."""
+    _tell_ready(argparse.Namespace(json=False), f"http://{host}:7200", ["llama"], Listening(host=host))
+    said = capsys.readouterr().out
+    assert (f"llama at http://{host}:7200 " in said) == shown and said.count(":7200") == 4
 
 
 def served(*paths: Path) -> list[str]:
