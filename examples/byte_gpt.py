@@ -88,7 +88,7 @@ def main() -> float:
     assert last < LOSS_MAX < guessed, (last, guessed)
     assert said == learnt.generate(list(PROMPT), **HOW), "one process says something else"
     print(f"loss per byte {losses[0]:.2f} at first, {last:.2f} after {len(losses)} steps; "
-          f"who knows the frequencies of bytes alone has {guessed:.2f}")  # fmt: skip
+          f"the frequencies of bytes alone give {guessed:.2f}")  # fmt: skip
     print(repr((PROMPT + bytes(said)).decode(errors="replace")))
     return last
 

@@ -18,7 +18,15 @@ from support.processes.site import SERVE
 README = document("README.md")
 EXAMPLES = README.code_blocks("python")
 COORDINATOR = "localhost:7100"  # in an example: wherever `mesh-coord serve` runs
-PAGES = ("docs/training.md", "docs/training-details.md", "docs/sessions.md")
+PAGES = (
+    "docs/training.md",
+    "docs/training-details.md",
+    "docs/sessions.md",
+    "docs/control-flow.md",
+    "docs/simulation.md",
+    "docs/transforms.md",
+    "docs/scripts.md",
+)
 
 
 @pytest.fixture(scope="module")
