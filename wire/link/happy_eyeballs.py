@@ -89,6 +89,7 @@ def _all_failed(failures: Mapping[str, MeshError]) -> MeshError:
         return ConnectFailed("there is no address to dial", next_step="It listens nowhere, so let it dial this node")
     if len(failures) == 1 or all(isinstance(error, ConfigError) for error in failures.values()):
         return next(iter(failures.values()))
+    failures = dict(sorted(failures.items()))  # so that the same failures have the same text
     causes = "; ".join(f"{address}: {error.cause or error.message}" for address, error in failures.items())
     next_step = next(error.next_step for error in failures.values() if not isinstance(error, ConfigError))
     if all(isinstance(error, NotTrusted) for error in failures.values()):

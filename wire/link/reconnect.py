@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,8 @@ from .link import Link
 log = logging.getLogger("graph_mesh.transport")
 
 STABLE_S = 1.0  # a link that lived so long was one; what ends sooner is refused, and is asked less and less often
+
+LOGGED_MAX = 32  # texts that are not logged again: failures of several addresses come in turns, for as long as it takes
 
 
 async def nothing_more(link: Link) -> None:
@@ -39,13 +42,15 @@ async def stay_linked(
     `judged` those after a link only: the failure detector of the caller says that it is gone.
     """
     waits = endpoint.timeouts.reconnect_first_s, endpoint.timeouts.reconnect_most_s
-    loop, backoff, logged = asyncio.get_running_loop(), Backoff(endpoint.chance, *waits), ""
+    loop, backoff = asyncio.get_running_loop(), Backoff(endpoint.chance, *waits)
+    logged: deque[str] = deque(maxlen=LOGGED_MAX)  # since there was a link
     linked = False
     while True:
         try:
             link = link or await endpoint.reach(addresses())
             await ready(link)
-            logged, since_s, linked = "", loop.time(), True
+            logged.clear()
+            since_s, linked = loop.time(), True
             await link.wait_closed()
             if loop.time() - since_s >= STABLE_S:
                 backoff.reset()
@@ -55,11 +60,12 @@ async def stay_linked(
         except MeshError as error:
             link = None
             failed(error)
-            if str(error) != logged:
-                logged = str(error)
+            text = str(error)
+            if text not in logged:
+                logged.append(text)
                 where = " and ".join(addresses()) or "nowhere"
                 level = logging.DEBUG if judged and linked else logging.INFO
-                log.log(level, "%s%s", "" if where in logged else f"{where}: ", error)
+                log.log(level, "%s%s", "" if where in text else f"{where}: ", error)
         await asyncio.sleep(backoff.next_s())
 
 

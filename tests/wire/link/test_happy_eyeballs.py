@@ -130,6 +130,16 @@ def test_where_all_fail_every_reason_is_told() -> None:
     assert raised.value.cause == "a: No route to host; b: Connection refused"
 
 
+def test_the_same_failures_have_the_same_text_whichever_came_first() -> None:
+    quick, slow = (ConnectFailed("no", next_step="See its log"),) * 2
+    texts = []
+    for order in ((0.0, 0.1), (0.1, 0.0)):
+        with pytest.raises(ConnectFailed) as raised:
+            run(Addresses(b=(order[0], quick), a=(order[1], slow)).race())
+        texts.append(str(raised.value))
+    assert texts[0] == texts[1]
+
+
 def test_one_address_fails_with_its_own_error_and_none_at_all_with_one_too() -> None:
     error = ConfigError("not loopback")
     with pytest.raises(ConfigError, match="not loopback"):
