@@ -174,7 +174,7 @@ class JobService:
         jobs = self._table.all()
         if jobs:
             going_on = sum(job.state not in FINAL for job in jobs)
-            log.info("%s of before, %d of them go on", counted(len(jobs), "job"), going_on)
+            log.info("%s of before; %d continue", counted(len(jobs), "job"), going_on)
         self._wake.set()
         addresses = {worker["node_id"]: worker["addresses"] for worker in self._workers_kept}
         self._workers_before = frozenset(addresses)

@@ -467,7 +467,7 @@ class SessionService:
             feeds = {step: opened.feeds[step] for step in range(first, body.answered)}
             await self._open_again(opened, record, body.answered, feeds, body.since)
             opened.requests.next_number = opened.requests.heard = body.number
-            log.info("session %s goes on after step %d", opened.id, body.answered)
+            log.info("session %s continues after step %d", opened.id, body.answered)
             return SessionResumed(body.answered, body.answered)
 
     async def _open_again(
@@ -624,7 +624,7 @@ class SessionService:
             return None
         raise InputError(
             f"there is a session {name!r} already",
-            next_step=f'Go on with it by attach("{name}"), or end it: mesh-coord sessions end {name}',
+            next_step=f'Continue it with m.attach("{name}"), or end it: mesh-coord sessions end {name}',
         )
 
     def _mine(self, link: Link, token: str) -> ClientSession:

@@ -256,7 +256,7 @@ class Replication:
         chosen = frozenset(here[: min(most, len(here) - 1 + len(here) % 2)])
         if len(chosen) >= len(self._arbiters) and chosen != self._arbiters:
             self._arbiters = chosen
-            log.info("%s on who serves", ", ".join(nodes[node] for node in sorted(chosen)) + " vote")
+            log.info("workers that vote on who serves: %s", ", ".join(nodes[node] for node in sorted(chosen)))
             shell.feed(ev.Named(chosen))
 
     def _tell_of_standbys(self) -> None:
