@@ -222,7 +222,7 @@ def _copies_text(redundancy: Mapping[str, Any]) -> list[str]:
         return []
     kept = ", ".join(f"{row['worker']} {size_text(row['kept_bytes'])}" for row in redundancy["memory"])
     alone = len(redundancy["memory"]) == 1
-    memory = f"; for others hold {kept}" if any(row["kept_bytes"] for row in redundancy["memory"]) else ""
+    memory = f"; stored for others: {kept}" if any(row["kept_bytes"] for row in redundancy["memory"]) else ""
     if redundancy.get("unkept_bytes"):
         memory += f"; for {size_text(redundancy['unkept_bytes'])} there is no room"
     return [
