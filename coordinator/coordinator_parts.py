@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 
 from wire.link.endpoint import Endpoint as AnyEndpoint
@@ -80,7 +81,7 @@ class CoordinatorParts:
         answerer: PlannerClient | None = None,
     ) -> None:
         self.config = config
-        self.identity = identity
+        self.identity = identity = replace(identity, reproducible=config.reproducible)
         self.epoch = time.time_ns() // 1000  # grows across restarts, also on a machine whose monotonic clock restarts
         self._members: dict[str, Member] = {}
         self._router = MessageRouter(self._members)

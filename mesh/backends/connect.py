@@ -136,7 +136,7 @@ async def _as_member(mesh: str, config: MeshConfig) -> tuple[Backend | None, Mes
                 f"{host}:{port} is a coordinator with workers of its own, so it cannot be mixed with other nodes",
                 next_step="Name it alone, or name its workers instead",
             )
-        remote.reproducible = config.reproducible
+        remote.asks_reproducible = config.reproducible
         return remote, None
     return None, refused
 

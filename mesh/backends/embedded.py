@@ -66,6 +66,10 @@ class Embedded:
         self._sessions: dict[Session, Work] = {}
         self._held: dict[int, Any] = {}  # finalizers by the id of their living handle
 
+    @property
+    def reproducible(self) -> bool:
+        return self.coordinator.config.reproducible
+
     async def nodes(self) -> tuple[Node, ...]:
         return tuple(node_from(report) for report in self.coordinator.nodes())
 

@@ -166,7 +166,7 @@ class Remote:
         self._others: tuple[str, ...] = ()  # where coordinators that may take over will listen
         self._dialling = asyncio.Lock()
         self._gone: NodeLost | None = None  # why dialling again was given up, the last time that it was
-        self.reproducible = False  # whether nothing else is asked for
+        self.asks_reproducible = False  # plans, whatever the coordinator makes for others
         self._farewell = False  # the coordinator said goodbye, or we did: the link does not come back
 
     @staticmethod
@@ -213,6 +213,10 @@ class Remote:
         return remote
 
     # -- Backend
+
+    @property
+    def reproducible(self) -> bool:
+        return self.asks_reproducible or (self._link is not None and self._link.peer.reproducible)
 
     async def nodes(self) -> tuple[Node, ...]:
         return tuple(node_from(report) for report in (await self.census(pairs=False)).nodes)

@@ -23,7 +23,7 @@ from wire.bounds import ARGUMENTS, REPLAYED_FEEDS
 from wire.errors import Cancelled, ConfigError, DeadlineExceeded, InputError, MeshError, NoSuchDevice
 from wire.ir.graph import WireGraph
 from wire.policy.redundancy import OF_CALLS, copies_of
-from wire.policy.strategies import Strategy, text_of
+from wire.policy.strategies import Strategy, strategy_of, text_of
 
 from .. import tree
 from ..backends.config import MeshConfig
@@ -68,8 +68,6 @@ class AsyncMesh:
         What computes.
     copies : str, optional
         Which copies of the params workers keep where a call does not say.
-    reproducible : bool, optional
-        Whether all plans must give the same bits.
 
     Examples
     --------
@@ -87,9 +85,8 @@ class AsyncMesh:
     (0, array([2., 2.]), array([2., 2.]), ('computed in this process',))
     """
 
-    def __init__(self, backend: Backend, copies: str = "checkpoint", reproducible: bool = False) -> None:
+    def __init__(self, backend: Backend, copies: str = "checkpoint") -> None:
         self._backend = backend
-        self._reproducible = reproducible
         self._copies = copies  # of params, where a call does not say
         self._loop = asyncio.get_running_loop()
         self._last: Started | None = None
@@ -146,7 +143,7 @@ class AsyncMesh:
             If nodes do not answer; the error names each of them.
         """
         instance(config, "config of AsyncMesh.connect", MeshConfig)
-        return AsyncMesh(await _backend_of(config), config.copies, config.reproducible)
+        return AsyncMesh(await _backend_of(config), config.copies)
 
     @property
     def simulation(self) -> Cluster:
@@ -159,8 +156,8 @@ class AsyncMesh:
 
     @property
     def reproducible(self) -> bool:
-        """Whether every plan has the same bits (`MeshBuilder.reproducible`)."""
-        return self._reproducible
+        """Whether every plan gives the same bits: `MeshBuilder.reproducible`, or a coordinator that makes no others."""
+        return self._backend.reproducible
 
     async def nodes(self) -> tuple[Node, ...]:
         """Return every worker, by name, with its present state.
@@ -182,8 +179,13 @@ class AsyncMesh:
         """
         return self._backend.live()
 
-    def stays_here(self) -> bool:
+    def stays_here(self, strategy: str | Strategy = "auto") -> bool:
         """Return whether what lasts, as a session, is in this process if its mode is "auto".
+
+        Parameters
+        ----------
+        strategy : str or Strategy, optional
+            Its strategy. One that is reproducible has workers compute, since this process may round otherwise.
 
         Returns
         -------
@@ -201,7 +203,7 @@ class AsyncMesh:
         >>> asyncio.run(main())
         True
         """
-        return not (self._reproducible or self._backend.live() or self._backend.comes_back())
+        return not (self._backend.live() or self._backend.comes_back() or self._asks_reproducible(strategy))
 
     async def put(self, value: PyTree, *, on: str | Node = "") -> PyTree:
         """Hold the arrays of a pytree on the mesh, as `Mesh.put` does.
@@ -747,7 +749,7 @@ class AsyncMesh:
         InputError
             If anything of it is not known.
         """
-        text, kept = text_of(strategy, self._reproducible), self._copies_of(copies)
+        text, kept = text_of(strategy, self.reproducible), self._copies_of(copies)
         return checked_options(text, mode, kept, name, cache, build_dir, force)
 
     def form(self, fn: Callable[..., Any] | WireGraph, args: tuple[Any, ...], options: CallOptions) -> Compiled:
@@ -857,7 +859,7 @@ class AsyncMesh:
         self._check_open()
         if name:
             check_name(name)
-        if mode in HERE or (mode == "auto" and self.stays_here()):
+        if mode in HERE or (mode == "auto" and self.stays_here(stepping.work.strategy)):
             if name:
                 raise ends_with_this_program()
             return AsyncSession(stepping, Here(stepping), self._room)
@@ -906,7 +908,7 @@ class AsyncMesh:
         """
         try:
             self._check_open()
-            if self._is_here(form.options.mode):
+            if self._is_here(form.options):
                 started = _start_here(self._loop, work, inputs)
                 self._here.add(started.outputs)
                 started.outputs.add_done_callback(self._here.discard)
@@ -944,9 +946,14 @@ class AsyncMesh:
             started.cancel()
             raise
 
-    def _is_here(self, mode: str) -> bool:
+    def _is_here(self, options: CallOptions) -> bool:
         """Whether this process computes: it may round otherwise than workers that are to come."""
-        return mode in HERE or (mode == "auto" and not self._reproducible and not self._backend.live())
+        if options.mode != "auto":
+            return options.mode in HERE
+        return not (self._backend.live() or self._asks_reproducible(options.strategy))
+
+    def _asks_reproducible(self, strategy: str | Strategy) -> bool:
+        return bool(strategy_of(text_of(strategy, self.reproducible)).reproducible)
 
     def _check_open(self) -> None:
         if self._closing is not None:

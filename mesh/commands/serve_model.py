@@ -126,7 +126,7 @@ async def _mesh(options: Options) -> AsyncMesh:
         with contextlib.suppress(ConnectFailed):
             found = await connect(options)
     if found is not None:
-        own = AsyncMesh(found, builder.config.copies, builder.config.reproducible)
+        own = AsyncMesh(found, builder.config.copies)
         if options.engine != "auto":
             await own.close()
             raise ConfigError(

@@ -139,6 +139,11 @@ class Backend(Protocol):
 
     simulates: bool  # time, which flows while somebody attends to a call
 
+    @property
+    def reproducible(self) -> bool:
+        """Whether every plan gives the same bits."""
+        ...
+
     async def nodes(self) -> tuple[Node, ...]:
         """Every worker, by name."""
         ...

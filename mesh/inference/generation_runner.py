@@ -282,7 +282,7 @@ class Generating:
         self._detailed, self._adjusted = detailed, adjusted
         self._mesh = mesh
         strategy = by_rows(strategy) if mesh.reproducible else strategy
-        mode = mode if mode != "auto" else "off" if mesh.stays_here() else "on"
+        mode = mode if mode != "auto" else "off" if mesh.stays_here(strategy) else "on"
         self._options = mesh.options(strategy, mode, copies)
         self._queue = queue
         self._params = {name: handle_array(handle) for name, handle in model.handles.items()}

@@ -241,6 +241,7 @@ class HelloBody(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     shared_memory: _Text
     pid: Annotated[int, Meta(ge=0, le=1 << 53)]
     window_bytes: Annotated[int, Meta(ge=1, le=1 << 40)]
+    reproducible: bool = False
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -94,6 +94,7 @@ class Identity:
     host_id: str
     shared_memory: str
     pid: int
+    reproducible: bool = False  # of a coordinator: all its plans give the same bits
 
 
 class Channel(enum.IntEnum):

@@ -16,7 +16,7 @@ from wire.errors import NodeLost
 class Away:
     """The backend of a coordinator daemon whose link has just broken."""
 
-    simulates = elastic = False
+    simulates = elastic = reproducible = False
 
     def __init__(self, comes_back: bool) -> None:
         self.back = comes_back

@@ -137,6 +137,7 @@ def test_identity_comes_back_and_tolerates_fields_of_a_newer_minor() -> None:
     assert decode_hello_body(encode_hello_body(BODY)) == BODY
     newer = [*msgspec.msgpack.decode(encode_hello_body(BODY)), "a field of 1.7"]
     assert decode_hello_body(msgspec.msgpack.encode(newer)) == BODY
+    assert decode_hello_body(msgspec.msgpack.encode(newer[:-2])) == BODY, "an older node leaves the last field out"
 
 
 @pytest.mark.parametrize(("field", "most"), [("name", 256), ("mesh", 256), ("node_id", 128), ("shared_memory", 4096)])
