@@ -40,7 +40,6 @@ COORDINATOR = "coordinator"
 LASTING = frozenset((COORDINATOR, "one", "calls", "jobs", "texts"))  # not killed once a run is judged
 LOAD = Path(__file__).with_name("soak_load.py")
 DISK = "512m"
-OPENED_S = 9.0  # a worker whose engine host ends before it has a device ends with an error
 AGAIN_S = 0.5  # until a process that is gone is started again
 STOP_S = (0.3, 8.0)
 SILENT_S = (0.3, 6.0)
@@ -55,6 +54,7 @@ class Part:
     def __init__(self, name: str, words: list[str], env: Mapping[str, str], folder: Path, heard: bool) -> None:
         self.name, self._words, self._env, self._heard = name, words, env, heard
         self._log = (folder / f"{name}.log").open("ab")
+        self._said = 0  # bytes of the log before it was started
         self.killed = False  # by a fault
         self.away_until_s = 0.0  # it is not started again before
         self.began_s = 0.0
@@ -64,6 +64,7 @@ class Part:
 
     def start(self) -> None:
         pipe = subprocess.PIPE if self._heard else None
+        self._said = Path(self._log.name).stat().st_size
         self.killed, self.began_s, self.starts = False, time.monotonic(), self.starts + 1
         self.process = subprocess.Popen(
             self._words, env=self._env, stdin=pipe or subprocess.DEVNULL, stdout=pipe or self._log, stderr=self._log
@@ -72,6 +73,12 @@ class Part:
     def kill(self) -> None:
         self.killed = True
         self.process.kill()
+
+    def has_said(self, text: bytes) -> bool:
+        """Whether its log has a text since it was started."""
+        with Path(self._log.name).open("rb") as log:
+            log.seek(self._said)
+            return text in log.read()
 
     def tree(self) -> list[int]:
         """Its process and those that it started."""
@@ -284,7 +291,7 @@ class Site(Generic[H]):
 
     def kill_engine_host(self) -> str:
         part = self._one_of(self.workers)
-        if time.monotonic() < part.began_s + OPENED_S:
+        if not part.has_said(b" ready on "):  # one whose engine host ends before it has a device ends with an error
             return f"{part.name} is just starting"
         for pid in children(part.process.pid):
             with contextlib.suppress(ProcessLookupError):
