@@ -7,80 +7,40 @@ first half, and in the second half the coordinator, the server, a worker and the
 
 from __future__ import annotations
 
-import json
 import os
-import resource
 import subprocess
 import sys
-import threading
-import time
 from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
 from support.processes.serving_soak import SERVER, Replies, ServingSite
 from support.processes.soak import COORDINATOR
+from support.processes.soak_faults import Soak, few_files
 from support.processes.soak_growth import can_mount, folder_alone, grown, tell_growth
 
-FILES_MAX = 1024  # of each process
 EVERY_S = 6.0  # between two faults
-SAMPLE_S = 10.0
-WARM = 1 / 3  # of the half that is judged
-LATE_S = 45.0  # without an answer of one client: nothing more breaks until there is one
 HUNG_S = 420.0  # without an answer of one client: longer than any request may take
 OLD = (COORDINATOR, "one", SERVER)  # what they hold is judged: clients are no part of the product
 
 
 def soak(minutes: float, seed: int, folder: Path) -> None:
-    resource.setrlimit(resource.RLIMIT_NOFILE, (FILES_MAX, FILES_MAX))
-    samples: list[tuple[float, dict[str, float]]] = []
-    done: Counter[str] = Counter()
-    with (
-        ServingSite(folder, seed, Replies()) as site, (folder / "samples").open("w") as written,
-        (folder / "faults").open("w") as told,
-    ):  # fmt: skip
-        began_s = time.monotonic()
-        until_s, over = began_s + minutes * 60, threading.Event()
-
-        def watch() -> None:
-            while not over.wait(SAMPLE_S):
-                samples.append((time.monotonic() - began_s, site.sample()))
-                print(json.dumps(samples[-1]), file=written, flush=True)
-
-        watching = threading.Thread(target=watch)
-        watching.start()
-        heard = site.answers
-        try:
-            next_s = time.monotonic() + EVERY_S
-            while time.monotonic() < until_s:
-                site.judged = time.monotonic() > began_s + minutes * 30
-                waits = {name: round(time.monotonic() - at_s) for name, at_s in heard.last_s.items()}
-                hung = {name: wait_s for name, wait_s in waits.items() if wait_s > HUNG_S}
-                assert not (hung or site.ended or heard.wrong), (hung, site.ended, heard.wrong)
-                late = [name for name, wait_s in waits.items() if wait_s > LATE_S]
-                what = f"nothing, since answers are late to {', '.join(late)}" if late else site.fault()
-                done[" ".join(what.split()[:2])] += 1
-                print(f"{time.monotonic() - began_s:.1f} {what}", file=told, flush=True)
-                time.sleep(max(0.0, next_s - time.monotonic()))
-                next_s = max(next_s, time.monotonic()) + EVERY_S
-        finally:
-            over.set()
-            watching.join()
-        failed = site.finish(HUNG_S)
-        assert not (failed or site.ended or heard.wrong), (failed, site.ended, heard.wrong)
+    few_files()
+    with ServingSite(folder, seed, Replies()) as site:
+        ran = Soak(minutes, seed)
+        ran.run(site, folder, EVERY_S, HUNG_S)
         starts = {name: part.starts for name, part in site.parts.items()}
         log_bytes = (folder / f"{SERVER}.log").stat().st_size
-    tell(minutes, seed, began_s, done, heard, starts)
+    ran.tell()
+    tell(site.answers)
+    print("starts:", starts)
     print(f"the server's log: {log_bytes} B")
-    old = [(at_s, held) for at_s, held in samples if at_s > minutes * 30 * (1 + WARM)]
-    tell_growth(samples, old, OLD)
-    assert not (grew := grown(old, OLD)), grew
+    tell_growth(ran.samples, ran.late, OLD)
+    assert not (grew := grown(ran.late, OLD)), grew
 
 
-def tell(minutes: float, seed: int, began_s: float, done: Counter[str], heard: Replies, starts: dict[str, int]) -> None:
-    """Print what was done, and what came of it."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    core = (used.ru_utime + used.ru_stime) / (time.monotonic() - began_s)
+def tell(heard: Replies) -> None:
+    """Print what came of the requests, by kind."""
     outcomes: Counter[str] = Counter()
     kinds: dict[str, Counter[str]] = defaultdict(Counter)
     longest_s: Counter[str] = Counter()
@@ -89,14 +49,10 @@ def tell(minutes: float, seed: int, began_s: float, done: Counter[str], heard: R
         outcomes.update(found)
         kinds[kind].update(found)
         longest_s[kind] = max(longest_s[kind], heard.longest_s[case])
-    withheld = done["nothing, since"]
-    print(f"{minutes:g} minutes, seed {seed}: {done.total() - withheld} faults, {core:.2f} of a core")
-    print(", ".join(f"{count} x {name}" for name, count in sorted(done.items())))
     print(f"{outcomes.total()} requests:", ", ".join(f"{count} {name}" for name, count in outcomes.most_common()))
     for kind, found in sorted(kinds.items()):
         came = ", ".join(f"{count} {name}" for name, count in found.most_common())
         print(f"{kind}: {came}; the longest {longest_s[kind]:g} s")
-    print("starts:", starts)
 
 
 @pytest.mark.long

@@ -9,84 +9,44 @@ judged.
 
 from __future__ import annotations
 
-import json
 import os
-import resource
 import subprocess
 import sys
-import threading
-import time
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.processes.soak import COORDINATOR, LASTING, Answers, Site
+from support.processes.soak_faults import Soak, few_files
 from support.processes.soak_growth import can_mount, folder_alone, grown, judged, tell_growth
 
-FILES_MAX = 1024  # of each process
 EVERY_S = 10.0
 FULL_S = 60.0
-WARM = 1 / 3  # of the half that is judged: who was killed last has to grow to its size
-LATE_S = 45.0  # without an answer of one kind: nothing more breaks until there is one, on a machine with much to do
 HUNG_S = 240.0  # without an answer of one kind
 
 
 def soak(minutes: float, seed: int, folder: Path) -> None:
-    resource.setrlimit(resource.RLIMIT_NOFILE, (FILES_MAX, FILES_MAX))
-    samples: list[tuple[float, dict[str, float]]] = []
-    done: Counter[str] = Counter()
-    began_s = time.monotonic()
-    until_s, over = began_s + minutes * 60, threading.Event()
-    with (
-        Site(folder, seed, Answers()) as site, (folder / "samples").open("w") as written,
-        (folder / "faults").open("w") as told,
-    ):  # fmt: skip
+    few_files()
+    ran = Soak(minutes, seed)
+    full_s = minutes * 15
+    freed_s = full_s + min(FULL_S, minutes * 3)
+    with Site(folder, seed, Answers()) as site:
 
-        def watch() -> None:
-            while not over.wait(EVERY_S):
-                samples.append((time.monotonic() - began_s, site.sample()))
-                print(json.dumps(samples[-1]), file=written, flush=True)
+        def fill(at_s: float) -> None:
+            if not site.full and full_s <= at_s < freed_s:
+                site.fill_disk()
+            if site.full and at_s >= freed_s:
+                site.free_disk()
 
-        watching = threading.Thread(target=watch)
-        watching.start()
-        half_s, full_s = began_s + minutes * 30, began_s + minutes * 15
-        freed_s = full_s + min(FULL_S, minutes * 3)
-        try:
-            next_s = time.monotonic() + EVERY_S
-            while time.monotonic() < until_s:
-                site.judged = time.monotonic() > half_s
-                if not site.full and full_s <= time.monotonic() < freed_s:
-                    site.fill_disk()
-                if site.full and time.monotonic() >= freed_s:
-                    site.free_disk()
-                waits = {name: round(time.monotonic() - at_s) for name, at_s in site.answers.last_s.items()}
-                hung = {name: wait_s for name, wait_s in waits.items() if wait_s > HUNG_S}
-                assert not (hung or site.ended or site.answers.wrong), (hung, site.ended, site.answers.wrong)
-                what = "nothing, since answers are late" if max(waits.values()) > LATE_S else site.fault()
-                done[" ".join(what.split()[:2])] += 1
-                print(f"{time.monotonic() - began_s:.1f} {what}", file=told, flush=True)
-                time.sleep(max(0.0, next_s - time.monotonic()))
-                next_s = max(next_s, time.monotonic()) + EVERY_S
-        finally:
-            over.set()
-            watching.join()
-        failed = site.finish(HUNG_S)
-        answers = site.answers
-        assert not (failed or site.ended or answers.wrong), (failed, site.ended, answers.wrong)
-        starts = {name: part.starts for name, part in site.parts.items()}
-    late = [(at_s, held) for at_s, held in samples if at_s > minutes * 30 * (1 + WARM)]
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    core = (used.ru_utime + used.ru_stime) / (time.monotonic() - began_s)
-    withheld = done["nothing, since"]
-    print(f"{minutes:g} minutes, seed {seed}: {done.total() - withheld} faults, {core:.2f} of a core")
-    print(", ".join(f"{count} x {name}" for name, count in sorted(done.items())))
+        ran.run(site, folder, EVERY_S, HUNG_S, fill)
+        answers, starts = site.answers, {name: part.starts for name, part in site.parts.items()}
+    ran.tell()
     print("answers, all right:", dict(answers.count), f"and {answers.full} refused while the disk was full")
     print("the longest wait for the next one, s:", dict(answers.longest_s))
     print("starts:", starts)
-    tell_growth(samples, late, LASTING)
+    tell_growth(ran.samples, ran.late, LASTING)
     assert answers.full > 0, "the disk was never full"
-    assert not (grew := grown(late, LASTING)), grew
+    assert not (grew := grown(ran.late, LASTING)), grew
 
 
 @pytest.mark.long
