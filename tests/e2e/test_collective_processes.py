@@ -57,7 +57,7 @@ def test_ranks_agree_to_the_bit_fail_together_and_outlive_the_death_of_one(tmp_p
             assert "f32[3]" in str(result) and "f32[4]" in str(result)
         assert ranks.ask(many, 7) == [expected(3, 7)] * 3
         ranks.processes[1].kill()
-        ranks.begin(waiting, 0.3, ranks=(0, 2))
+        ranks.begin(waiting, 3.0, ranks=(0, 2))  # one may begin that much later than the other
         results: list[Any] = ranks.results(ranks=(0, 2))
         assert all(isinstance(each, DeadlineExceeded) for each in results)
         assert any("rank 1" in str(each) for each in results)

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 from support.machines.links import Recorder
-from support.processes.commands import Daemon, daemon, environment, node_states, run, wait_for
+from support.processes.commands import Daemon, environment, node_states, run, wait_for
+from support.processes.site import serving
 
 from coordinator.authority.authority import Authority
 from mesh import errors
@@ -76,7 +77,7 @@ class Site:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("words")
     env = environment(folder, MESH_NAME=MESH)
-    with daemon("coord", "serve", "--no-mdns", "--port", "0", env=env, log=folder / "coordinator.log") as coordinator:
+    with serving(folder, env) as coordinator:
         env["MESH_ADDRESS"] = coordinator.address
         yield Site(env, coordinator, folder)
 
@@ -126,9 +127,9 @@ def test_last_words_and_reasons_are_escaped_in_the_log(site: Site) -> None:
         await endpoint.close()
 
     asyncio.run(scenario())
-    wait_for(lambda: "cellar: line " in site.coordinator.log.read_text())
-    log = site.coordinator.log.read_text()
-    assert harmless(log) and "cellar leaves: bye \\x1b[2J" in log
+    for said in ("cellar: line ", "cellar leaves: bye \\x1b[2J"):
+        wait_for(lambda said=said: said in site.coordinator.log.read_text())  # type: ignore[misc]
+    assert harmless(site.coordinator.log.read_text())
 
 
 def test_mistakes_by_the_thousand_take_a_few_lines(site: Site) -> None:

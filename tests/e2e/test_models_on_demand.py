@@ -161,9 +161,10 @@ def test_models_are_loaded_anew_under_requests(server: Daemon, client: openai.Op
             assert begun.wait(120)
             shutil.copy(other / "model.safetensors", folders["small"] / "new")
             (folders["small"] / "new").replace(folders["small"] / "model.safetensors")
+            wait_for(lambda: answers != [])
             server.process.send_signal(signal.SIGHUP)
-            wait_for(lambda: "large is loaded anew" in server.log.read_text(), 60)
-            wait_for(lambda: answers[-1] != before, 60)
+            wait_for(lambda: "large is loaded anew" in server.log.read_text())
+            wait_for(lambda: answers[-1] != before)
         finally:
             over.set()
         for each in asking:

@@ -8,12 +8,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
-from support.processes.commands import ROOT, RUN_S, daemon, environment
+from support.processes.commands import PATIENT_S, ROOT, RUN_S, daemon, environment
 from support.processes.fault_proxy import UP, FaultProxy
 
 import mesh
@@ -23,6 +24,7 @@ from wire.system.private_folder import user_name
 
 UID = 65534  # nobody's, on every Linux
 NAME = "other-users"
+LASTING = {"node_timeout_s": PATIENT_S, "planner_idle_s": RUN_S}  # no process ends meanwhile
 needs_root = pytest.mark.skipif(
     not hasattr(os, "geteuid") or os.geteuid() != 0,
     reason="NOT TESTED: a second user needs root, as the CI has it; run it as root to see that others get nothing",
@@ -54,7 +56,10 @@ def tried(**asked: object) -> dict[str, str]:
 
 def ports_of(pids: list[int]) -> list[int]:
     """The ports on which these processes listen."""
-    made = [each for pid in pids for each in psutil.Process(pid).net_connections("tcp")]
+    made = []
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):  # it has ended
+            made += psutil.Process(pid).net_connections("tcp")
     return sorted({each.laddr.port for each in made if each.status == psutil.CONN_LISTEN})
 
 
@@ -66,7 +71,10 @@ def everything_in(folder: Path) -> tuple[list[str], list[str]]:
 
 def shared_memory(pids: list[int]) -> tuple[list[str], list[str]]:
     """The folders of these processes, and their files: other tests' may go at any time."""
-    opened = {os.path.realpath(fd) for pid in pids for fd in Path(f"/proc/{pid}/fd").iterdir()}
+    opened = set()
+    for pid in pids:
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            opened |= {os.path.realpath(fd) for fd in Path(f"/proc/{pid}/fd").iterdir()}
     folders = [path for path in Path("/dev/shm").glob("graph-mesh-*") if str(path / "lock") in opened]
     return [str(path) for path in folders], [name for path in folders for name in everything_in(path)[1]]
 
@@ -79,8 +87,8 @@ def test_another_user_gets_nothing_of_a_worker_without_a_token_and_of_local_work
     weights = np.full((200, 200), 42.5, np.float32)
     with (
         daemon("worker", *words, env=env, log=open_folder / "log") as worker,
-        Mesh.builder().mesh(NAME).node(worker.address).build() as mine,
-        Mesh.builder().mesh(NAME).local(1, engine="cpu").build() as local,
+        Mesh.builder().mesh(NAME).node(worker.address).timeouts(**LASTING).build() as mine,
+        Mesh.builder().mesh(NAME).local(1, engine="cpu").timeouts(**LASTING).build() as local,
     ):
         for each in (mine, local):
             held = each.put((weights,))
@@ -137,7 +145,7 @@ def test_another_user_cannot_have_a_program_talk_to_an_imposter(open_folder: Pat
 
 def test_a_local_worker_is_for_the_program_that_started_it(tmp_path: Path) -> None:
     """Another program of the same user has another secret, and learns it by a clear error."""
-    with Mesh.builder().mesh(NAME).local(1, engine="cpu").build() as local:
+    with Mesh.builder().mesh(NAME).local(1, engine="cpu").node_timeout(PATIENT_S).build() as local:
         (port,) = ports_of(
             [child.pid for child in psutil.Process().children() if "mesh.commands.worker" in _words(child)]
         )
@@ -154,9 +162,11 @@ def test_no_process_shows_the_secret(tmp_path: Path) -> None:
             said = " ".join((*each.cmdline(), *each.environ().values()))
             assert user_secret().hex() not in said
         assert "--secret-on-stdin" in process.cmdline()
-        with Mesh.builder().mesh(NAME).node(anna.address).build() as built:
+        with Mesh.builder().mesh(NAME).node(anna.address).node_timeout(PATIENT_S).build() as built:
             assert built.run(lambda x: x + 1, np.float32(1)) == 2
 
 
 def _words(process: psutil.Process) -> str:
-    return " ".join(process.cmdline())
+    with suppress(psutil.NoSuchProcess):
+        return " ".join(process.cmdline())
+    return ""

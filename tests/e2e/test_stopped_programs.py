@@ -24,6 +24,7 @@ from support.cases.training import batch, first_state, train
 from support.processes.commands import Daemon, daemon, environment, node_states, wait_for
 from support.processes.fault_proxy import FaultProxy
 from support.processes.stopped_program import digest
+from support.promised import slowness
 
 from mesh import Mesh
 from wire.addresses import parse_address
@@ -103,7 +104,7 @@ def program(env: Mapping[str, str], *arguments: str) -> Iterator[Program]:
 
 def busy() -> float:
     """How many times longer than on an idle machine what is to be computed takes here, by those who wait for it."""
-    return max(1.0, 2.0 * os.getloadavg()[0] / (os.cpu_count() or 1))
+    return max(slowness(), 2.0 * os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def stopped(running: Program, pid: int, stops_s: tuple[float, ...], seed: int = 0) -> None:

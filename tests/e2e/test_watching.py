@@ -38,7 +38,8 @@ X = np.linspace(-1, 1, 64, dtype=np.float32).reshape(8, 8)
 def test_a_stopped_worker_is_suspect_then_gone_then_back_and_serve_says_so(tmp_path: Path) -> None:
     env = environment(tmp_path, MESH_NAME="watched")
     log = tmp_path / "coord.log"
-    serve = ("coord", "serve", "--port", "0", "--no-mdns", "--node-timeout", f"{NODE_TIMEOUT_S:g}")
+    timeout_s = max(NODE_TIMEOUT_S, 3 * SLOWER * command_s(env))  # as below
+    serve = ("coord", "serve", "--port", "0", "--no-mdns", "--node-timeout", f"{timeout_s:.3f}")
     with daemon(*serve, env=env, log=log) as coordinator:
         assert not 7100 <= coordinator.ready["port"] <= 7131
         worker = (*WORKER, "--peer", coordinator.address)

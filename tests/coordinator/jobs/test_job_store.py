@@ -412,16 +412,16 @@ async def test_content_that_is_whole_as_its_sender_goes_is_let_go_again(tmp_path
         os.pwrite(handle, LONG, 0)
 
     receiving = asyncio.create_task(store.receive(address, len(LONG), fill))
-    assert await asyncio.to_thread(disk.at_work.wait, 10)
+    assert await asyncio.to_thread(disk.at_work.wait, 120)
     receiving.cancel()
     with pytest.raises(asyncio.CancelledError):
         await receiving
+    assert files(tmp_path), "it is written still"
     disk.go_on.set()
-    await asyncio.sleep(0.2)
-    while store._tasks:
-        await asyncio.wait(list(store._tasks))
-        await asyncio.sleep(0)
-    assert files(tmp_path) == set() and await store.find(address, len(LONG)) is None
+    async with asyncio.timeout(120):
+        while files(tmp_path) or store._tasks:
+            await asyncio.sleep(0.01)
+    assert await store.find(address, len(LONG)) is None
     await store.close()
 
 
@@ -430,7 +430,7 @@ async def test_who_looks_for_content_does_not_wait_while_other_content_is_writte
     store, _ = opened(tmp_path, disk)
     disk.holds = True
     saving = asyncio.create_task(store.save("a", "ended", {}, values(LONG)))
-    assert await asyncio.to_thread(disk.at_work.wait, 10)
+    assert await asyncio.to_thread(disk.at_work.wait, 120)
     looked = threading.Event()
 
     def look() -> None:
@@ -439,7 +439,7 @@ async def test_who_looks_for_content_does_not_wait_while_other_content_is_writte
 
     threading.Thread(target=look, daemon=True).start()
     try:
-        assert await asyncio.to_thread(looked.wait, 5)
+        assert await asyncio.to_thread(looked.wait, 120)
     finally:
         disk.go_on.set()
     await saving
