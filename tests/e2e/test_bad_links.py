@@ -73,7 +73,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             stack.enter_context(daemon(*words, name, env=env, log=folder / f"{name}.log")) for name in ("near", "far")
         ]
         made = Site(workers, X)
-        with made.mesh([]) as mesh:
+        with made.mesh([], PATIENT_S) as mesh:
             made.expected = mesh.run(tower, WEIGHTS, X, mode="off")
         yield made
 
@@ -90,11 +90,13 @@ class Outcome:
         return self.error is not None or np.array_equal(self.answer, site.expected)
 
 
-def outcome(site: Site, proxies: Proxies, strategy: str = "pipeline") -> Outcome:
+def outcome(
+    site: Site, proxies: Proxies, strategy: str = "pipeline", node_timeout_s: float = DEFAULT_TIMEOUTS.node_timeout_s
+) -> Outcome:
     """Build, hold the weights, call, close."""
     began_s = time.monotonic()
     try:
-        with site.mesh(proxies) as mesh:
+        with site.mesh(proxies, node_timeout_s) as mesh:
             held = mesh.put(WEIGHTS)
             answer = mesh.submit(tower, held, X, strategy=strategy, mode="on").result(timeout_s=WITHIN_S)
             return Outcome(answer, None, time.monotonic() - began_s)
@@ -107,14 +109,14 @@ def outcome(site: Site, proxies: Proxies, strategy: str = "pipeline") -> Outcome
 def sizes(site: Site) -> dict[tuple[str, int], int]:
     """How many bytes a good session moves, by direction and connection, on the first worker's link."""
     with site.proxies() as proxies:
-        good = outcome(site, proxies)
+        good = outcome(site, proxies, node_timeout_s=PATIENT_S)
         assert good.error is None and good.is_right_or_typed(site)
         return {(way, each): proxies[0].passed(way, each) for way in (UP, DOWN) for each in (CONTROL, BULK)}
 
 
 def unharmed(site: Site) -> None:
     """The workers serve the next mesh as if nothing had been."""
-    good = outcome(site, [])
+    good = outcome(site, [], node_timeout_s=PATIENT_S)
     assert good.error is None, good.error
     np.testing.assert_array_equal(good.answer, site.expected)
 

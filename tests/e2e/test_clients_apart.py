@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from support.machines.links import Recorder
 from support.processes.commands import Daemon, asked, daemon, environment, node_states, run, wait_for
-from support.processes.site import WORKER
+from support.processes.site import WORKER, serving
 
 from mesh import AsyncMesh, errors, trace
 from mesh.backends.enrolment import client_membership
@@ -84,7 +84,7 @@ class Site:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("apart")
     env = environment(folder, MESH_NAME=MESH)
-    with daemon("coord", "serve", "--no-mdns", "--port", "0", env=env, log=folder / "coordinator.log") as coordinator:
+    with serving(folder, env) as coordinator:
         env["MESH_ADDRESS"] = coordinator.address
         words = (*WORKER, "--peer", coordinator.address, "--name", "kitchen")
         with daemon(*words, env=env, log=folder / "kitchen.log"):

@@ -290,7 +290,7 @@ def test_a_plan_that_fits_no_worker_says_need_and_have(tmp_path: Path) -> None:
     big = np.zeros((1024, 1024), np.float32)
     trace(lambda x: mnp.tanh(x), big).save(tmp_path / "big.wire")
     np.save(tmp_path / "x.npy", big)
-    with daemon("coord", "serve", "--port", "0", "--no-mdns", env=env, log=tmp_path / "c.log") as coordinator:
+    with sites.serving(tmp_path, env) as coordinator:
         env["MESH_ADDRESS"] = coordinator.address
         small = ("--device", "cpu", "--max-memory", "1MiB", "--peer", coordinator.address, "--name", "small")
         with daemon("worker", "--port", "0", "--no-mdns", *small, env=env, log=tmp_path / "w.log"):

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.machines.links import Recorder
-from support.processes.commands import Daemon, daemon, environment, node_states, run, wait_for
+from support.processes.commands import PATIENT_S, Daemon, daemon, environment, node_states, run, wait_for
 from support.processes.durable import free_port
 from support.processes.site import WORKER
 from support.promised import within
@@ -32,7 +32,7 @@ from wire.link.websocket_carrier import Endpoint
 from wire.protocol.messages import AskJobs, AskNodes, Message, SubmitJob
 
 MESH = "members"
-SERVE = ("coord", "serve", "--no-mdns")
+SERVE = ("coord", "serve", "--no-mdns", "--node-timeout", f"{PATIENT_S:g}")
 X = np.arange(6, dtype=np.float32)
 REVOKED_S = 1.0  # promised
 

@@ -137,7 +137,7 @@ def test_an_error_inside_an_op_names_the_worker_and_the_op() -> None:
 
 
 def test_a_mesh_that_is_closed_ends_its_jobs() -> None:
-    mesh = Mesh.builder().mesh("closing").local(1, "cpu").build()
+    mesh = Mesh.builder().mesh("closing").local(1, "cpu").node_timeout(PATIENT_S).build()
     job = mesh.submit(endless, X)
     with pytest.raises(errors.DeadlineExceeded):
         job.result(timeout_s=0.2)
@@ -286,7 +286,7 @@ def test_a_submitted_job_has_the_values_its_arguments_had_then(two: Mesh) -> Non
 
 def test_tasks_of_an_async_mesh_that_is_closed_get_a_typed_error() -> None:
     async def use() -> None:
-        mesh = await AsyncMesh.builder().mesh("closing-tasks").local(1, "cpu").build_async()
+        mesh = await AsyncMesh.builder().mesh("closing-tasks").local(1, "cpu").node_timeout(PATIENT_S).build_async()
         task = asyncio.create_task(mesh.run(endless, X))
         await asyncio.sleep(0.3)
         await asyncio.gather(mesh.close(), mesh.close())

@@ -462,7 +462,7 @@ def test_chat_with_a_server_of_another_kind_says_so(tmp_path: Path) -> None:
 
 def test_without_a_mesh_one_worker_of_this_machine_computes(folder: Path, tmp_path: Path) -> None:
     """As docs/serving.md says of a user who has joined no mesh."""
-    arguments = ("serve-model", str(folder), "--engine", "cpu", "--port", "0")
+    arguments = ("serve-model", str(folder), "--engine", "cpu", "--port", "0", "--preset", "test")
     with daemon("coord", *arguments, env=environment(tmp_path), log=tmp_path / "log") as started:
         asked = {"model": "llama", "messages": HELLO, "max_completion_tokens": 2, "temperature": 0}
         body = json.dumps(asked).encode()
@@ -476,7 +476,7 @@ def test_a_model_with_a_drafter_answers_as_it_does_without(client: openai.OpenAI
     draft = llama_folder(tmp_path / "draft", layers=1)
     arguments = (
         "serve-model", str(folder), "--draft", str(draft), "--draft-tokens", "3", "--draft-on", "local-1",
-        "--port", "0", "--local", "2", "--engine", "cpu",
+        "--port", "0", "--local", "2", "--engine", "cpu", "--preset", "test",
     )  # fmt: skip
     asked: list[dict[str, Any]] = [
         {"temperature": 0}, {"seed": 5}, {"seed": 6, "top_p": 0.9, "stop": ["e"]}, {"seed": 7, "n": 3},
@@ -557,7 +557,7 @@ def test_https_by_the_authority_of_the_mesh(folder: Path, tmp_path: Path) -> Non
     Authority(authority_folder("home", str(state)), "home")  # as mesh-coord serve makes it
     key = run("coord", "--mesh", "home", "keys", "create", "laptop", env=env).stdout.strip()
     arguments = ("--mesh", "home", "serve-model", str(folder), "--local", "1", "--engine", "cpu", "--port", "0")
-    secured = (*arguments, "--host", "0.0.0.0", "--tls-mesh")
+    secured = (*arguments, "--preset", "test", "--host", "0.0.0.0", "--tls-mesh")
     with daemon("coord", *secured, env=env, log=tmp_path / "log") as started, pytest.MonkeyPatch.context() as patch:
         url = started.ready["url"].replace("0.0.0.0", "127.0.0.1")
         assert url.startswith("https://")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from support.machines.links import Recorder
-from support.processes.commands import ROOT, daemon, environment, node_states, run, wait_for
+from support.processes.commands import PATIENT_S, ROOT, daemon, environment, node_states, run, wait_for
 from support.tls import credentials
 
 from coordinator.authority.audit_log import verify
@@ -26,7 +26,7 @@ from wire.link.websocket_carrier import Endpoint
 from wire.security.certificates import authority_from_pem, is_issued, new_key
 
 MESH = "rotated"
-SERVE = ("coord", "serve", "--no-mdns", "--port", "0")
+SERVE = ("coord", "serve", "--no-mdns", "--port", "0", "--node-timeout", f"{PATIENT_S:g}")
 OVERLAP_S = 8
 
 

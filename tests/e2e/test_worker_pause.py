@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.processes.commands import daemon, environment, node_states, wait_for
-from support.processes.site import WORKER
+from support.processes.site import SERVE, WORKER
 from support.processes.worker_process import gone, worker
 
 from mesh.commands import coord, exit_codes
@@ -49,7 +49,7 @@ def test_the_coordinator_pauses_a_worker_but_does_not_end_a_pause_of_its_user(
 ) -> None:
     env = environment(tmp_path, MESH_NAME="pausing")
     with ExitStack() as stack:
-        serve = ("coord", "serve", "--port", "0", "--no-mdns")
+        serve = (*SERVE, "--port", "0")
         coordinator = stack.enter_context(daemon(*serve, env=env, log=tmp_path / "coordinator.log"))
         words = (*WORKER, "--peer", coordinator.address)
         stack.enter_context(daemon(*words, "--name", "attic", env=env, log=tmp_path / "attic.log"))
