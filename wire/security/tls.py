@@ -21,6 +21,7 @@ from typing import Any
 from ..errors import ConfigError, ConnectFailed, MeshError, NotTrusted, ProtocolError
 from .certificates import (
     Member,
+    NodeKey,
     certificate_pem,
     key_of_certificate,
     key_of_secret,
@@ -142,10 +143,18 @@ def secured_by_key(sock: socket.socket, secret: bytes, accepting: bool, folder: 
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # what is checked is the key, below
     node_socket = context.wrap_socket(sock, server_side=accepting)
     assert isinstance(node_socket, NodeSocket)
-    if not accepting and key_of_certificate(node_socket.getpeercert(binary_form=True) or b"").node_id != key.node_id:
+    if not accepting and not _shows(node_socket, key):
         node_socket.close()
         raise PermissionError("the process that answered does not know the key")
     return node_socket
+
+
+def _shows(connection: ssl.SSLSocket, key: NodeKey) -> bool:
+    """Whether the other end showed the certificate of this key; what else it showed may be no node's at all."""
+    try:
+        return key_of_certificate(connection.getpeercert(binary_form=True) or b"").node_id == key.node_id
+    except ProtocolError:
+        return False
 
 
 def reload(context: TLSContext, files: TLSFiles) -> None:

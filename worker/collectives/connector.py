@@ -88,8 +88,8 @@ class Connector:
             log.info("no connection to another rank's host, so the daemons carry its messages: %s", error)
         finally:
             remote.finish_connecting(connection)
-        if connection is None:
-            self._send(Disconnected(message.buffer))
+            if connection is None:  # after a fault of ours, too, or nobody would try again
+                self._send(Disconnected(message.buffer))
 
     def _listen(self, message: Listen, listener: socket.socket) -> Connection | None:
         with listener:
