@@ -101,17 +101,17 @@ async def _ask(options: argparse.Namespace) -> tuple[Reached | Unreached, Nodes 
     """The coordinator and its reports; if none answers, why."""
     try:
         remote = await connect(options)
+        try:
+            asked_s = time.time()
+            nodes = await remote.census()
+            ahead_s = nodes.time_s - (asked_s + time.time()) / 2 if nodes.time_s else 0.0
+            peer = remote.coordinator
+            return Reached(peer.name, remote.address, nodes.system, peer.version, ahead_s), nodes
+        finally:
+            await remote.close()
     except MeshError as error:
         why = f"{error.message} ({error.cause})" if error.cause else error.message
         return Unreached(why, error.next_step, await asyncio.to_thread(is_client, mesh_name(options))), None
-    try:
-        asked_s = time.time()
-        nodes = await remote.census()
-        ahead_s = nodes.time_s - (asked_s + time.time()) / 2 if nodes.time_s else 0.0
-        peer = remote.coordinator
-        return Reached(peer.name, remote.address, nodes.system, peer.version, ahead_s), nodes
-    finally:
-        await remote.close()
 
 
 async def _multicast() -> tuple[Multicast, ...]:
@@ -155,10 +155,11 @@ async def _knock(what: str, host: str, port: int) -> Knock:
         return Knock(what, host, port, True)
     except TimeoutError:
         return Knock(what, host, port, False, cause=f"no answer in {KNOCK_S:g} s")
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         nobody = f"[Errno {errno.ECONNREFUSED}]" in str(error)  # a name of several addresses has them all in its text
         refused = nobody or isinstance(error, ConnectionRefusedError)
-        return Knock(what, host, port, False, refused, os.strerror(error.errno) if error.errno else str(error))
+        number = getattr(error, "errno", None) or 0  # that of a name without an address is below 0
+        return Knock(what, host, port, False, refused, os.strerror(number) if number > 0 else str(error))
 
 
 def _room(what: str, folder: Path) -> Room:

@@ -245,7 +245,7 @@ async def _silent(coordinator: Coordinator, peers: Sequence[tuple[str, int]]) ->
     outcomes = await asyncio.gather(*(coordinator.connect(*peer) for peer in peers), return_exceptions=True)
     silent = []
     for peer, outcome in zip(peers, outcomes, strict=True):
-        if isinstance(outcome, (ConnectFailed, NodeLost)):
+        if isinstance(outcome, (ConnectFailed, NodeLost, ConfigError)):  # ConfigError: no resolver knows the name now
             log.warning("this worker is dialled again until it answers: %s", outcome)
             silent.append(peer)
         elif isinstance(outcome, BaseException):

@@ -6,6 +6,7 @@ import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +24,9 @@ from support.processes.commands import (
 )
 from support.processes.site import Site, site
 
-from mesh.commands import exit_codes
+from mesh.commands import doctor, exit_codes
+from mesh.commands.diagnosis import Unreached
+from wire.errors import NodeLost
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +125,28 @@ def test_an_address_that_is_none_is_a_mistake_and_no_finding(tmp_path: Path) -> 
     done = run("coord", "doctor", "--coordinator", "nowhere:port", env=environment(tmp_path))
     assert done.returncode == exit_codes.USAGE
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_name_that_no_resolver_takes_is_a_coordinator_that_is_not_there(tmp_path: Path) -> None:
+    code, said = examined(environment(tmp_path), "--coordinator", "a..b:7100")
+    assert code == exit_codes.FAILED and "no-coordinator" in problems(said)
+
+
+async def test_a_coordinator_that_ends_while_it_is_asked_is_one_that_is_not_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def census() -> Any:
+        raise NodeLost("the link was closed")
+
+    async def close() -> None:
+        return
+
+    async def connect(options: Any) -> Any:
+        return SimpleNamespace(census=census, close=close)
+
+    monkeypatch.setattr(doctor, "connect", connect)
+    found, nodes = await doctor._ask(SimpleNamespace(mesh="ends"))
+    assert isinstance(found, Unreached) and "the link was closed" in found.why and nodes is None
 
 
 @needs_namespaces

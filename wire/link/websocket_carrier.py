@@ -544,7 +544,7 @@ async def _addresses(host: str, allowed: AddressPolicy, what: str) -> list[str]:
         return [allowed.check(name, what)]
     try:
         infos = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: no resolver could be asked for it
         raise ConfigError(f"{host!r} is not the name of any address", cause=str(error)) from None
     addresses = list(dict.fromkeys(str(info[4][0]) for info in infos))
     if len(allowed.among(addresses)) < len(addresses):
