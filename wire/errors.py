@@ -49,7 +49,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, ClassVar
 
-from .text import printable_lines
+from .text import printable_lines, well_formed
 
 
 class MeshError(Exception):
@@ -129,8 +129,10 @@ class MeshError(Exception):
         dict of str to str
             Its code, message and places, and the last log lines.
         """
-        fields = {name: str(getattr(self, name))[:MAX_FIELD_CHARS] for name in ("code", "message", *_PLACES)}
-        lines = (line[:LOG_LINE_CHARS_MAX] for line in self.log_lines[-LOG_LINES_MAX:])
+        fields = {
+            name: well_formed(str(getattr(self, name)))[:MAX_FIELD_CHARS] for name in ("code", "message", *_PLACES)
+        }
+        lines = (well_formed(line)[:LOG_LINE_CHARS_MAX] for line in self.log_lines[-LOG_LINES_MAX:])
         return {**fields, **{f"log {number}": line for number, line in enumerate(lines)}}
 
 

@@ -17,3 +17,9 @@ def printable_lines(text: str) -> str:
         return text
     first, *others = map(printable, text.split("\n"))
     return "\n".join((first, *(line if line.startswith("  ") else f"    {line}" for line in others)))
+
+
+def well_formed(text: str) -> str:
+    """Text that UTF-8 can hold: half of a surrogate pair, as the names of files may have, becomes its escape
+    sequence."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -42,6 +42,7 @@ from wire.units import size_text
 
 LOG_LINE_CHARS_MAX = 4096  # of a job's log
 LOG_BYTES_MAX = MIB  # of it in the journal, as text: an entry that is too long would never be written
+LISTED_CHARS_MAX = 400  # of each text of an error, where a message has all jobs
 FINAL = frozenset({"done", "failed", "cancelled"})
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -484,9 +485,12 @@ class JobTable:
         return [job for job in self._jobs.values() if owner is None or job.owner == owner]
 
     def report(self, job: Job, now: float, details: bool) -> JobReport:
-        """The job as a message row, with its log and its report or without."""
+        """The job as a message row, with its log, its report and all that is known of its error, or without: one
+        message has the rows of all jobs."""
         seconds = max((now if job.over_s is None else job.over_s) - job.began_s, 0.0)
         error = job.error.to_fields() if job.error and job.state in FINAL else {}
+        if not details:
+            error = {name: _shortened(text) for name, text in error.items() if not name.startswith("log ")}
         log = tuple(line[:LOG_LINE_CHARS_MAX] for line in job.log) if details else ()
         report = job.report if details else ""
         waits = self._waits(job)
@@ -603,6 +607,10 @@ def _latest(log: Sequence[str]) -> list[str]:
         if left_bytes < 0:
             return list(log[len(log) - count :])
     return list(log)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= LISTED_CHARS_MAX else f"{text[:LISTED_CHARS_MAX]}..."
 
 
 def _final_state(error: MeshError | None) -> str:

@@ -56,5 +56,9 @@ class PlanQuestions:
             member = worker_names.member_called(self._members, question.worker)
         else:
             parts = (await self.plan(graph, "single")).parts  # none where nothing is computed
-            member = self._members[parts[0].node if parts else min(self._machine.nodes)]
+            node = parts[0].node if parts else min(self._machine.nodes, default="")
+            known = self._members.get(node)
+            if known is None:
+                raise NodeLost("the worker that would explain the graph was lost meanwhile", next_step="Ask again")
+            member = known
         return await self._explainer.explain(member, graph, question)

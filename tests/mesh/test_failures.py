@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from support.failures import FAILURES, PATH, current
 
@@ -56,3 +57,11 @@ def test_only_the_last_log_lines_travel_and_only_so_much_of_each() -> None:
     assert sum(map(len, fields.values())) < 100_000
     lines = from_fields(fields).log_lines
     assert len(lines) == LOG_LINES_MAX and lines[-1].startswith("98 ")
+
+
+def test_an_error_about_a_file_whose_name_is_no_text_can_be_sent() -> None:
+    error = InputError("/tmp/\udcff cannot be read", cause="\udcff")
+    error.log_lines = ("no \udcff",)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(error.to_fields()))["message"] == r"/tmp/\udcff cannot be read"
+    again = from_fields(error.to_fields())
+    assert (again.cause, again.log_lines) == (r"\udcff", (r"no \udcff",))

@@ -22,7 +22,10 @@ from coordinator.jobs.job_table import (
     Start,
     Stop,
 )
-from wire.errors import Busy, Cancelled, ExecuteFailed, InputError, MeshError, NotDurable
+from wire.bounds import JOBS_OVER
+from wire.errors import Busy, Cancelled, ExecuteFailed, InputError, MeshError, NodeLost, NotDurable
+from wire.limits import DEFAULT
+from wire.protocol.messages import Jobs, encode_message
 
 LIMITS = JobLimits(
     queued_per_client_max=3, running_max=2, kept_max=2, keep_s=10.0, log_lines_max=4, grace_s=5.0, retry_s=2.0,
@@ -737,3 +740,19 @@ class World:
             while self.running:
                 self.run()
         assert all(job.state in FINAL for job in self.table.all())
+
+
+def test_all_jobs_that_are_kept_fit_into_one_message() -> None:
+    """With an error as long as any may be, which every one has in full where it is asked about alone."""
+    error = NodeLost("m" * 9000, node="n" * 9000, cause="c" * 9000, next_step="s" * 9000)
+    error.log_lines = ("l" * 900,) * 99
+    table = JobTable(JobLimits())
+    for number in range(JOBS_OVER.most):
+        job = Job(f"job-{number}", "n" * 256, "c", False, 0.0, "x")
+        job.state, job.error, job.over_s = "failed", error, 1.0
+        table._jobs[job.key] = job
+    listed = Jobs(tuple(table.report(job, 2.0, details=False) for job in table.all()))
+    assert len(encode_message(listed)) < DEFAULT.message_bytes_max / 2
+    assert listed.jobs[0].error["message"].startswith("m" * 100) and "log 0" not in listed.jobs[0].error
+    whole = table.report(table.get("job-0", "c"), 2.0, details=True)
+    assert whole.error == error.to_fields()

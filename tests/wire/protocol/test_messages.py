@@ -10,13 +10,14 @@ import pytest
 from msgspec import Struct
 from support.messages import BLOB, MESSAGES, PLAN, VALUE
 
-from wire.errors import FrameError, LocalError
+from wire.errors import FrameError, InputError, LocalError
 from wire.limits import DEFAULT, KIB, MIB
 from wire.protocol.messages import (
     APPENDED,
     DISPENSABLE,
     SINCE_1,
     AnyMessage,
+    AskJobs,
     AskNodes,
     BlobSpec,
     Deploy,
@@ -251,3 +252,9 @@ def test_every_message_is_known_to_be_new_or_old() -> None:
         Joined Devices Beat Revocations Suspected Probe Probed Ballast Landed Leaving Pause Paused TailLog LogLines
         SubmitJob JobAccepted PlanGraph Planned AskJobs Jobs AwaitJob JobResult CancelJob AskNodes Nodes PauseNode"""
     assert {kind.__name__ for kind in get_args(AnyMessage)} == {*old.split(), *(kind.__name__ for kind in SINCE_1)}
+
+
+@pytest.mark.parametrize("minor", [0, 1])
+def test_a_text_that_utf_8_cannot_hold_is_an_error_here(minor: int) -> None:
+    with pytest.raises(InputError, match=r"'n\\udcff' is not text"):
+        encode_message(AskJobs("n\udcff"), minor)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ...errors import FrameError
+from ...errors import FrameError, InputError
 from ...limits import DEFAULT
 from ..compatibility import as_of_0
 from ..versions import PROTOCOL
@@ -327,8 +327,13 @@ SINCE_1 = (
 
 
 def encode_message(message: Message, minor: int = PROTOCOL[1]) -> bytes:
-    """The message as bytes, for a node of this minor version; LocalError if that version cannot express it."""
-    return _encoder.encode(message if minor else as_of_0(message, SINCE_1, APPENDED, DISPENSABLE, WITH_PARTS))
+    """The message as bytes, for a node of this minor version; LocalError if that version cannot express it, or if a
+    text of it is none."""
+    try:
+        return _encoder.encode(message if minor else as_of_0(message, SINCE_1, APPENDED, DISPENSABLE, WITH_PARTS))
+    except UnicodeEncodeError as error:
+        what = str(error.object)[max(error.start - 40, 0) : error.start + 40]
+        raise InputError(f"{what!r} is not text: it holds half a surrogate pair") from None
 
 
 def decode_message(data: bytes | bytearray | memoryview) -> AnyMessage:
