@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.errors import InputError
+from wire.errors import InputError, StorageError
 from wire.ir.graph import WireGraph
 from wire.ir.types import TensorType
+
+STEM_BYTES_MAX = 240  # of a file's name, which has at most 255 bytes with its number and its end
 
 
 def read_inputs(graph: WireGraph, flags: Sequence[str]) -> dict[str, NDArray[Any]]:
@@ -58,7 +60,10 @@ def write_outputs(folder: Path, outputs: Mapping[str, NDArray[Any]]) -> dict[str
             files[name] = _free(folder, name, set(files.values()))
             np.save(files[name], array, allow_pickle=False)
     except OSError as error:
-        raise InputError(f"cannot write to {folder}", cause=error.strerror or str(error)) from None
+        again = (
+            "The results are kept: once there is room, or for another folder, type mesh-coord result JOB --output DIR"
+        )
+        raise StorageError(f"cannot write to {folder}", cause=error.strerror or str(error), next_step=again) from None
     return files
 
 
@@ -103,5 +108,6 @@ def _fitting(name: str, array: NDArray[Any], kind: TensorType) -> NDArray[Any]:
 def _free(folder: Path, output: str, taken: set[Path]) -> Path:
     """A file for an output; names that differ only in what a file system cannot hold get a number."""
     stem = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in output) or "output"
+    stem = stem.encode()[:STEM_BYTES_MAX].decode("utf-8", "ignore")
     candidates = (folder / f"{stem}{suffix}.npy" for suffix in ("", *(f"-{n}" for n in range(2, len(taken) + 3))))
     return next(file for file in candidates if file not in taken)

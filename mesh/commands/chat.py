@@ -53,6 +53,8 @@ def _line(prompt: str) -> str:
         return input(prompt).strip()
     except EOFError:
         return ""
+    except UnicodeDecodeError as error:
+        raise InputError("stdin is no text in the encoding of this terminal", cause=str(error)) from None
 
 
 def _answer(options: Options, messages: list[dict[str, str]]) -> str:

@@ -23,7 +23,7 @@ from wire.timeouts import DEFAULT_TIMEOUTS
 from .exit_codes import INTERRUPTED, OK, run_command
 from .explain import explain_arguments
 from .find_coordinator import COORDINATOR_HELP, Ask, on_a_coordinator
-from .flags import add_common, add_health, add_listening, add_timeouts, command, timeouts, verbosity
+from .flags import add_common, add_health, add_listening, add_timeouts, command, name_of_one, timeouts, verbosity
 from .keys import keys_arguments
 from .launch import launch, launch_arguments
 from .membership import (
@@ -44,13 +44,18 @@ Options = argparse.Namespace
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = parser().parse_args(arguments)
+    sys.exit(run_command("mesh-coord", lambda: work(parser().parse_args(arguments)), INTERRUPTED))
+
+
+def work(options: Options) -> int:
     ring = start_logging(verbosity(options), options.log_json)
     try:
-        code = run_command("mesh-coord", lambda: options.run(options), options.interrupted)
+        code: int = options.run(options)
+    except KeyboardInterrupt:
+        code = options.interrupted
     finally:
         ring.close()
-    sys.exit(code)
+    return code
 
 
 # -- verbs ------------------------------------------------------------------------------------------------
@@ -172,7 +177,7 @@ def _serve_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _job_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("job", metavar="JOB", help="the id of a job, as status shows it")
+    parser.add_argument("job", metavar="JOB", type=name_of_one, help="the id of a job, as status shows it")
 
 
 def _result_arguments(parser: argparse.ArgumentParser) -> None:
@@ -181,7 +186,8 @@ def _result_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _status_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("job", metavar="JOB", nargs="?", help="the id of one job (default: all jobs)")
+    one = "the id of one job (default: all jobs)"
+    parser.add_argument("job", metavar="JOB", nargs="?", type=name_of_one, help=one)
 
 
 def _demo_arguments(parser: argparse.ArgumentParser) -> None:

@@ -69,7 +69,12 @@ def run_command(name: str, work: Callable[[], int], interrupted: int = OK) -> in
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     open_streams()
     try:
-        code = work()
+        try:
+            code = work()
+        except SystemExit as end:  # of the parser, which has printed its help or what is wrong
+            if end.code:
+                return int(end.code)
+            code = OK
         end_output()
         return code
     except errors.MeshError as error:

@@ -9,6 +9,7 @@ from typing import Any
 
 from wire.addresses import check_name
 from wire.errors import ConfigError
+from wire.text import well_formed
 from wire.timeouts import (
     DEFAULT_PRESET,
     DEFAULT_TIMEOUTS,
@@ -26,6 +27,8 @@ from wire.timeouts import (
 from ..util.units import parse_duration
 from .exit_codes import epilog
 from .output import say
+
+NAME_CHARS_MAX = 256  # as messages have it
 
 
 def command(name: str, description: str) -> argparse.ArgumentParser:
@@ -153,6 +156,13 @@ def _named_time(text: str, known: Collection[str]) -> tuple[str, float]:
         return name, float(value)
     except ValueError:
         return name, parse_duration(value)
+
+
+def name_of_one(text: str) -> str:
+    """The name or the id of something that a coordinator has."""
+    if not 0 < len(text) <= NAME_CHARS_MAX or well_formed(text) != text:
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is no name: one has 1 to {NAME_CHARS_MAX} characters")
+    return text
 
 
 def port(text: str) -> int:

@@ -19,7 +19,7 @@ from wire.timeouts import COLLECTIVE_TIMEOUT_S, check_collective_timeout
 
 from .exit_codes import INTERRUPTED
 from .flags import port
-from .output import say
+from .output import say, written_to
 
 if TYPE_CHECKING:
     from ..scripts.hostfile import Host
@@ -51,10 +51,10 @@ def launch(options: argparse.Namespace) -> int:
 
 
 async def _launch(options: argparse.Namespace) -> int:
-    from ..scripts.launcher import Launch, Launcher, merged
+    from ..scripts.launcher import Launch, Launcher
 
     _check_master(options)
-    show = _as_json if options.json else merged(sys.stdout, sys.stderr)
+    show = _as_json if options.json else _as_lines
     timeout_s = check_collective_timeout(options.collective_timeout)
     wanted = Launch(options.script, tuple(options.arguments), hosts_of(options), timeout_s, options.grace)
     launcher = Launcher(wanted, show)
@@ -131,6 +131,13 @@ def _is_here(host: str) -> bool:
     except (OSError, UnicodeError):
         return False
     return False
+
+
+def _as_lines(who: int | str, stream: str, line: str) -> None:
+    from ..scripts.launcher import merged
+
+    with written_to(sys.stdout if stream == "out" else sys.stderr):
+        merged(sys.stdout, sys.stderr)(who, stream, line)
 
 
 def _as_json(who: int | str, stream: str, line: str) -> None:

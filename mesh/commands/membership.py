@@ -21,7 +21,7 @@ from wire.timeouts import CLIENT
 from ..util.units import counted, parse_duration
 from .exit_codes import FAILED, OK
 from .find_coordinator import COORDINATOR_HELP, Ask, on_a_coordinator
-from .flags import add_action, add_timeouts, mesh_name, timeouts
+from .flags import add_action, add_timeouts, mesh_name, name_of_one, timeouts
 from .output import say
 from .tables import print_records
 
@@ -159,13 +159,14 @@ def nodes_arguments(parser: argparse.ArgumentParser) -> None:
         _action_on_coordinator(actions, "resume", nodes_resume),
     ]
     for action in (revoke, *asking):
-        action.add_argument("node", metavar="NODE", help="the node's name, its id, or the first characters of its id")
+        named = "the node's name, its id, or the first characters of its id"
+        action.add_argument("node", metavar="NODE", type=name_of_one, help=named)
 
 
 def sessions_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(metavar="[end NAME]")
     end = _action_on_coordinator(actions, "end", sessions_end)
-    end.add_argument("session", metavar="NAME", help="the session's name")
+    end.add_argument("session", metavar="NAME", type=name_of_one, help="the session's name")
 
 
 def promote_arguments(parser: argparse.ArgumentParser) -> None:

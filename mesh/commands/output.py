@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import sys
+from collections.abc import Iterator
 from typing import TextIO
 
 from wire.errors import StorageError
@@ -32,7 +35,8 @@ def drop_output(file: TextIO) -> None:
 
 
 def open_streams() -> None:
-    """Give a process that was started without stdin, stdout or stderr empty ones.
+    """Give a process that was started without stdin, stdout or stderr empty ones, and print as its code what the
+    encoding of stdout does not have.
 
     Its files and sockets would get their numbers, and what it prints for one would come out of another.
     """
@@ -42,14 +46,23 @@ def open_streams() -> None:
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names are of any language, and pipes of Windows of one
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
-def _write(text: str, file: TextIO | None, end: str, flush: bool) -> None:
-    stream = sys.stdout if file is None else file
+@contextlib.contextmanager
+def written_to(stream: TextIO) -> Iterator[None]:
+    """Write to a stream in this block; StorageError if that cannot be."""
     try:
-        print(text, file=stream, end=end, flush=flush)
+        yield
     except BrokenPipeError:
         raise
     except OSError as error:
         drop_output(stream)
         raise StorageError("the output cannot be written", cause=error.strerror or "") from None
+
+
+def _write(text: str, file: TextIO | None, end: str, flush: bool) -> None:
+    stream = sys.stdout if file is None else file
+    with written_to(stream):
+        print(text, file=stream, end=end, flush=flush)

@@ -13,6 +13,7 @@ import time
 from wire.errors import ConfigError, DeadlineExceeded
 from wire.system.private_folder import state_root
 from worker.daemon.pause_file import FINISHING, PAUSED, SERVING, PauseFiles, workers_in
+from worker.daemon.state_folder import name_here
 from worker.state.availability import MACHINE
 
 from .exit_codes import OK
@@ -47,7 +48,7 @@ def set_pause(options: argparse.Namespace, mesh: str, on: bool) -> int:
 def _chosen(mesh: str, name: str, state_dir: str) -> list[PauseFiles]:
     """The worker of that name, or all that run."""
     here = workers_in(state_root(state_dir) / mesh)
-    chosen = [files for files in here if (files.folder.name == name if name else files.running)]
+    chosen = [files for files in here if (files.folder.name == name_here(name) if name else files.running)]
     if chosen:
         return chosen
     known = ", ".join(files.folder.name for files in here)

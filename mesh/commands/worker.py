@@ -31,9 +31,14 @@ THROTTLE = "flops=2e9,rate=20Mbit/s,delay=5ms"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = parser().parse_args(arguments)
-    interrupted = INTERRUPTED if options.verb == "tune" else OK
-    sys.exit(run_command("mesh-worker", lambda: work(options), interrupted))
+    sys.exit(run_command("mesh-worker", lambda: _work(parser().parse_args(arguments)), INTERRUPTED))
+
+
+def _work(options: argparse.Namespace) -> int:
+    try:
+        return work(options)
+    except KeyboardInterrupt:
+        return INTERRUPTED if options.verb == "tune" else OK
 
 
 def parser() -> argparse.ArgumentParser:

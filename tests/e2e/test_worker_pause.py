@@ -16,6 +16,8 @@ from support.processes.worker_process import gone, worker
 from mesh.commands import coord, exit_codes
 from mesh.commands import worker as worker_command
 from mesh.commands.exit_codes import run_command
+from wire.system.private_folder import state_root
+from worker.daemon.state_folder import claim
 
 Main = Callable[[Sequence[str]], None]
 
@@ -31,6 +33,9 @@ def test_the_commands_pause_a_worker_and_lend_it_again(tmp_path: Path, capsys: p
         return code, json.loads(capsys.readouterr().out or "[]")
 
     words = (*WORKER, "--name", "attic", *place)
+    claim(state_root(str(tmp_path / "state")) / "pausing", "Dach Süd").lock.release()
+    for name in ("Dach Süd", "Dach-S-d"):  # as its user called it, and as it is called since
+        assert ask("pause", "--name", name) == (exit_codes.OK, [{"name": "Dach-S-d", "state": "stopped"}])
     with daemon(*words, env=env, log=tmp_path / "attic.log") as attic:
         assert ask("pause") == (exit_codes.OK, [{"name": "attic", "state": "paused"}])
         assert attic.stop(signal.SIGTERM) == 0

@@ -28,9 +28,14 @@ class StateFolder:
     lock: FileLock
 
 
+def name_here(name: str) -> str:
+    """What a worker that is to be called `name` is called: its folder has the same name, on every system."""
+    return _UNSAFE.sub("-", name).strip(".") or "worker"
+
+
 def claim(base: Path, name: str) -> StateFolder:
     """The first free folder for a worker called `name` under `base`; ConfigError if none can be made."""
-    safe = _UNSAFE.sub("-", name).strip(".") or "worker"
+    safe = name_here(name)
     for number in range(1, NAMES_MAX + 1):
         numbered = safe if number == 1 else f"{safe}-{number}"
         path = private_folder(base / numbered)
