@@ -23,7 +23,7 @@ from coordinator.coordinator import Coordinator
 from coordinator.workers.records import Enrolled
 from wire.errors import ConfigError, MeshError
 from wire.joining.credentials import Credentials, InterruptibleSleep, keep_renewed
-from wire.joining.join_port import PORT_OFFSET, JoinPort, serve_joining
+from wire.joining.join_port import PORT_OFFSET, JoinPort, join_port_of, serve_joining
 from wire.joining.join_protocol import Admitted
 from wire.joining.join_tokens import Token, discovery_key
 from wire.link.link import Link
@@ -132,7 +132,7 @@ class Admission:
     async def _listen(self, coordinator: Coordinator, host: str, port: int) -> int:
         join_port, _ = await serve_joining(
             addresses_of(host),
-            port + PORT_OFFSET,
+            join_port_of(port),
             self.credentials,
             self.authority,
             timeouts=coordinator.config.timeouts,

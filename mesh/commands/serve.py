@@ -29,6 +29,7 @@ from wire.addresses import LAST_PORT, PORT, parse_address
 from wire.bounds import JOBS_RUNNING
 from wire.errors import ConfigError, ConnectFailed, MeshError, NodeLost
 from wire.joining.credentials import keep_renewed
+from wire.joining.join_port import join_port_of
 from wire.joining.join_protocol import Admitted
 from wire.joining.join_tokens import Token
 from wire.link.address_updates import AddressUpdates
@@ -69,6 +70,7 @@ async def serve_until_stopped(options: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C; 0.  A second one ends the process."""
     mesh = mesh_name(options)
     peers = [parse_address(peer) for peer in options.peer]
+    join_port_of(options.port or PORT)  # of a standby, too, which listens when it takes over
     if options.standby:
         parse_address(options.standby)  # which is dialled again and again, and never answers where it is no address
     times = timeouts(options, COORDINATOR)

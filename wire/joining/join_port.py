@@ -19,7 +19,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from ..addresses import shown
-from ..errors import ConnectFailed, MeshError, NotTrusted, ProtocolError
+from ..errors import ConfigError, ConnectFailed, MeshError, NotTrusted, ProtocolError
 from ..roles import ASKING, WORKER
 from ..security.certificates import JOIN_NAME, NodeKey, is_authority_of
 from ..security.connection_limiter import ConnectionLimiter, origin_of
@@ -58,12 +58,23 @@ log = logging.getLogger("graph_mesh.join")
 T = TypeVar("T")
 
 PORT_OFFSET = 1000  # of the join port from the coordinator's port
+HIGHEST_PORT = (1 << 16) - 1
 READ_BYTES = 4096
 AGAIN_S = 0.05  # between calls at a port that hangs up
 NOT_ASKED = "it heard who we are and did not ask: its token is of another mesh, or it has none"
 TELL_S = 2.0  # until a line in the log says why a caller waits
 TOO_MANY_CALLERS = "It may have too many callers; try again later, and look at the coordinator's log"
 JOIN_AGAIN = {WORKER: "mesh-worker join here"} | dict.fromkeys(ASKING, "mesh-coord join here")
+
+
+def join_port_of(port: int) -> int:
+    """The join port of a coordinator whose port this is; ConfigError if it would be beyond the last one."""
+    if port > HIGHEST_PORT - PORT_OFFSET:
+        raise ConfigError(
+            f"a coordinator cannot listen on port {port}: nodes join {PORT_OFFSET} above, where there is no port",
+            next_step=f"Its port is at most {HIGHEST_PORT - PORT_OFFSET}",
+        )
+    return port + PORT_OFFSET
 
 
 class Admission(Protocol):
@@ -333,6 +344,8 @@ async def _call(
         raise _HungUp(explain(error, where)) from None
     except OSError as error:
         raise explain(error, where) from None
+    except UnicodeError as error:
+        raise ConfigError(f"{host!r} is not the name of any address", cause=str(error)) from None
 
 
 async def _until_end(

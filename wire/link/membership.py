@@ -16,7 +16,7 @@ from pathlib import Path
 from ..addresses import parse_address
 from ..errors import ConfigError, ConnectFailed, JoinRefused, MeshError, NotTrusted
 from ..joining.credentials import Credentials, InterruptibleSleep, keep_renewed
-from ..joining.join_port import PORT_OFFSET, join, renew
+from ..joining.join_port import PORT_OFFSET, join, join_port_of, renew
 from ..joining.join_protocol import Admitted, Former
 from ..joining.join_tokens import Token
 from ..roles import member_id
@@ -147,7 +147,7 @@ class Membership:
         for address in (named,) if named else self.coordinator:
             host, port = parse_address(address)
             try:
-                return await renew(host, port + PORT_OFFSET, self.credentials, self._timeouts)
+                return await renew(host, join_port_of(port), self.credentials, self._timeouts)
             except MeshError as error:
                 failure = error
         raise failure
@@ -172,7 +172,7 @@ async def ask_to_join(
     async for address in addresses:
         host, port = parse_address(address)
         try:
-            return await join(host, port + PORT_OFFSET, token, key, role, name, timeouts), address
+            return await join(host, join_port_of(port), token, key, role, name, timeouts), address
         except JoinRefused:
             raise
         except MeshError as error:

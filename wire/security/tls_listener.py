@@ -112,20 +112,28 @@ class Listener:
         self._strangers: dict[int, asyncio.Task[None]] = {}
 
     def listen(self, hosts: Sequence[str], port: int) -> int:
-        """Listen on all these addresses ("0.0.0.0" and "::" for any), 0 meaning any free port; returns the port."""
-        for host in hosts:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            try:
-                bound = socket.create_server((host, port), family=family, backlog=BACKLOG)
-            except OSError as error:
-                flag = "--port" if error.errno in PORT_ERRORS else "--host"
-                raise ConfigError(
-                    f"cannot listen on port {port} of {host}",
-                    cause=error.strerror or "",
-                    next_step=f"Choose another with {flag}",
-                ) from None
-            bound.setblocking(False)
-            port = bound.getsockname()[1]
+        """Listen on all these addresses ("0.0.0.0" and "::" for any), 0 meaning any free port; returns the port.
+
+        ConfigError if one of them cannot be had, and then it listens on none.
+        """
+        with contextlib.ExitStack() as given_up:
+            listening: list[socket.socket] = []
+            for host in hosts:
+                family = socket.AF_INET6 if ":" in host else socket.AF_INET
+                try:
+                    bound = socket.create_server((host, port), family=family, backlog=BACKLOG)
+                except OSError as error:
+                    flag = "--port" if error.errno in PORT_ERRORS else "--host"
+                    raise ConfigError(
+                        f"cannot listen on port {port} of {host}",
+                        cause=error.strerror or "",
+                        next_step=f"Choose another with {flag}",
+                    ) from None
+                listening.append(given_up.enter_context(bound))
+                bound.setblocking(False)
+                port = bound.getsockname()[1]
+            given_up.pop_all()
+        for bound in listening:
             self._listening.append(bound)
             self._tasks.keep("accepting", partial(self._accept, bound))
         return port
