@@ -65,7 +65,7 @@ def _print_rich(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
     table = Table(box=None, header_style="bold")
     for title in header:
-        table.add_column(title)
+        table.add_column(title, overflow="fold")  # an id or an address that is cut off is of no use
     for row in rows:
         table.add_row(*[Text(cell) for cell in row])
     Console().print(table)

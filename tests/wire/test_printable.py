@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 
 import pytest
 
 from mesh.commands import exit_codes
-from mesh.commands.tables import print_table
+from mesh.commands.tables import _print_rich, print_table
 from wire.errors import NodeLost
 from wire.system.log_ring import LogRing
 from wire.text import printable, printable_lines
@@ -39,6 +40,19 @@ def test_a_log_has_one_line_for_what_was_said(as_json: bool, capsys: pytest.Capt
         assert json.loads(said)["message"] == f"{EVIL}: left"
     else:
         assert [part.startswith("    ") for part in said.splitlines()] == [False, True]
+
+
+def test_a_narrow_terminal_shows_all_of_a_table(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = ("a3jdga6f", "worker, untrusted", "[fd00:0:1234:5678:9abc:def0:1234:5678]:38761")
+    for columns in (40, 80):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        _print_rich(("id", "role", "address"), [row])
+        lines = capsys.readouterr().out.splitlines()
+        assert all(len(line) <= columns for line in lines)
+        shown = "".join(lines)
+        assert Counter(shown.replace(" ", "")) >= Counter("".join(row).replace(" ", ""))
 
 
 def test_tables_and_errors_of_commands_show_it_escaped(capsys: pytest.CaptureFixture[str]) -> None:
