@@ -169,8 +169,9 @@ class _Simplified:
 
 
 def _body_of(node: Node, name: str) -> WireGraph | None:
-    """The graph of this name inside a branch or a loop."""
-    return node.attrs[name] if node.op in CONTROL and name in node.attrs else None
+    """The graph of this name inside a branch or a loop; None for another name, as a worker may say any."""
+    body = node.attrs.get(name)
+    return body if node.op in CONTROL and isinstance(body, WireGraph) else None
 
 
 def _simplified(graph: WireGraph) -> _Simplified:

@@ -259,8 +259,9 @@ def _inner(kernels: list[Kernel], graphs: list[WireGraph], report: KernelReport)
     """The graph that the kernels inside of a branch or a loop are of."""
     assert report.inside is not None
     outer, around = kernels[report.inside], graphs[report.inside]
-    nodes = [around.nodes[index] for index in outer.nodes if around.nodes[index].op in CONTROL]
-    return next((node.attrs[report.body] for node in nodes if report.body in node.attrs), around)
+    nodes = [around.nodes[index] for index in outer.nodes if index < len(around.nodes)]
+    bodies = (node.attrs.get(report.body) for node in nodes if node.op in CONTROL)
+    return next((body for body in bodies if isinstance(body, WireGraph)), around)
 
 
 def _kernel(number: int, report: KernelReport, graph: WireGraph, message: Explained) -> Kernel:
