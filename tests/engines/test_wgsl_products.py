@@ -139,6 +139,25 @@ def test_what_lies_past_an_edge_reaches_no_result(engine: Any) -> None:
     assert np.isfinite(np.delete(np.delete(result, [3, 66], 0), 70, 1)).all()
 
 
+ZEROS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {  # known beforehand, times an operand of this shape
+    "a matrix": (lambda x: x @ mnp.zeros((24, 32), x.dtype), (20, 24)),
+    "padding": (lambda x: conv(2, 1, 1, spread=2)(mnp.ones((2, 8, 1, 1), x.dtype), x), (4, 8, 1, 1)),
+    "between elements": (
+        lambda x: conv(2, 0, 0, spread=2, groups=7)(mnp.ones((3, 7, 8, 9), x.dtype), x),
+        (14, 1, 2, 2),
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("name", ZEROS)
+def test_zeros_that_are_known_beforehand_times_what_is_no_number_are_none(engine: Any, name: str, dtype: Any) -> None:
+    function, shape = ZEROS[name]
+    x = fine(*shape).astype(dtype)
+    x[1, 0], x[3, -1], x[2, -1] = np.nan, np.inf, -np.inf
+    agrees_with_cpu(engine, function, [x], "conv")
+
+
 def conv(stride: int, low: int, high: int, spread: int = 1, reach: int = 1, groups: int = 1) -> Callable[..., Any]:
     def function(x: Any, w: Any) -> Any:
         each = {"stride": stride, "low": low, "high": high, "lhs_dilation": spread, "rhs_dilation": reach}

@@ -132,13 +132,17 @@ class Product(ABC):
         start = self.build.scaled(stretch, self.stretch)
         return [
             [
-                self.elements.choose(
-                    inside, side.at(self.elements, self.at_batch, free, self.build.sum(start, depth)), self.zero
-                )
+                self.elements.choose(inside, self._element(side, free, self.build.sum(start, depth)), self.zero)
                 for free in frees
             ]
             for depth, inside in depths
         ]
+
+    def _element(self, side: Side, free: Expr, along: Expr) -> Expr:
+        """An element of an operand.  One that is the same number everywhere, such as padding, is hidden from drivers:
+        they would take 0 times NaN for 0."""
+        value = side.at(self.elements, self.at_batch, free, along)
+        return self.elements.apart(value) if value.op == "lit" and value.dtype == "f32" else value
 
     def vector(self, values: Sequence[Expr]) -> Expr:
         """Scalars as a vec4; missing ones are zero."""
