@@ -13,6 +13,7 @@ from .graph import WireGraph
 from .types import Attrs, TensorType
 
 BLOCK_BYTES = 1 << 22  # of windows copied at once: a few times what caches hold, so that a product is worth its call
+LINES_ELEMENTS = 1 << 17  # of lines that are sorted or added up at once, if one line is not more
 Rule = Callable[[Attrs, Sequence[TensorType], TensorType], int]
 
 
@@ -40,4 +41,40 @@ def _conv(attrs: Attrs, operands: Sequence[TensorType], out: TensorType) -> int:
     return block + wider * item_bytes
 
 
-SCRATCH: Mapping[str, Rule] = {"conv": _conv}
+def _lines(each_bytes: int) -> Rule:
+    """Some lines at once, so many bytes for each of their elements: wider sums, or places of 64 bits."""
+
+    def rule(attrs: Attrs, operands: Sequence[TensorType], out: TensorType) -> int:
+        (x,) = operands
+        length: int = x.shape[attrs["axis"]]
+        return each_bytes * min(x.size, max(LINES_ELEMENTS, length))
+
+    return rule
+
+
+def _matrix(times: int) -> Rule:
+    """Copies of operands and results for LAPACK, in double precision, and what it works with.  As measured, of one
+    matrix and of a batch."""
+
+    def rule(attrs: Attrs, operands: Sequence[TensorType], out: TensorType) -> int:
+        *ahead, m, n = operands[0].shape
+        squares = math.prod(ahead) * (m * m + n * n) if attrs.get("full") else 0
+        wide_bytes = 16 if operands[0].dtype.kind == "c" else 8
+        return times * wide_bytes * (squares + sum(operand.size for operand in operands))
+
+    return rule
+
+
+SCRATCH: Mapping[str, Rule] = {
+    "conv": _conv,
+    "argmax": _lines(12),
+    "argsort": _lines(12),
+    "cumsum": _lines(16),
+    "cumprod": _lines(16),
+    "cholesky": _matrix(3),
+    "solve": _matrix(3),
+    "lu": _matrix(2),
+    "qr": _matrix(4),
+    "eigh": _matrix(4),
+    "svd": _matrix(6),
+}

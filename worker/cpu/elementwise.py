@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from wire.ir.dtypes import BF16, F16
+from wire.ir.dtypes import BF16, F16, dtype_of
 from wire.ir.types import Attrs, HostArray, TensorType
+
+from .blocks import by_blocks
 
 Kernel = Callable[[Attrs, list[HostArray], TensorType], HostArray]
 
@@ -23,8 +25,7 @@ def _wide(function: Callable[..., Any]) -> Kernel:
 
     def kernel(attrs: Attrs, operands: list[HostArray], out: TensorType) -> HostArray:
         if out.dtype in (F16, BF16):
-            result = function(*[operand.astype(np.float32) for operand in operands])
-            return np.asarray(result).astype(out.dtype.numpy)
+            return by_blocks(lambda *parts: function(*[part.astype(np.float32) for part in parts]), out, *operands)
         return np.asarray(function(*operands))
 
     return kernel
@@ -38,13 +39,9 @@ def _plain(function: Callable[..., Any]) -> Kernel:
 
 
 def erf(x: HostArray) -> HostArray:
-    """The error function to within one ulp of its dtype, block by block so that intermediates stay in the cache."""
-    flat = x.reshape(-1)
-    result = np.empty_like(flat)
+    """The error function to within one ulp of its dtype."""
     block = _erf_f64 if x.dtype == np.float64 else _erf_f32
-    for first in range(0, flat.size, BLOCK):
-        result[first : first + BLOCK] = block(flat[first : first + BLOCK].astype(np.float64))
-    return result.reshape(x.shape)
+    return by_blocks(lambda part: block(part.astype(np.float64)), TensorType(x.shape, dtype_of(x)), x)
 
 
 def _erf_f32(x: HostArray) -> HostArray:
@@ -79,7 +76,6 @@ def _horner(x: HostArray, coefficients: tuple[float, ...]) -> HostArray:
     return result
 
 
-BLOCK = 1 << 15
 # fmt: off
 _ERF32_P = (
     -1.60960333262415e-02, -2.95459980854025e-03, -7.34990630326855e-04, -5.69250639462346e-05,
@@ -137,6 +133,8 @@ def _power(attrs: Attrs, operands: list[HostArray], out: TensorType) -> HostArra
     if out.dtype.kind == "u":
         return np.asarray(np.power(base, exponent))
     negative = exponent < 0
+    if not negative.any():
+        return np.asarray(np.power(base, exponent))
     powered = np.power(base, np.where(negative, exponent.dtype.type(0), exponent))
     odd = (exponent & 1).astype(bool)
     unit = np.where(base == 1, 1, np.where(base == -1, np.where(odd, -1, 1), 0))
@@ -181,9 +179,9 @@ def _cast(attrs: Attrs, operands: list[HostArray], out: TensorType) -> HostArray
     if target.kind == "b":
         return np.asarray(source != 0)
     if target.kind in "iu" and source.dtype.kind not in "biu":
-        return _saturating(source, target.numpy)
+        return by_blocks(lambda part: _saturating(part, target.numpy), out, source)
     if target is BF16 and source.dtype.itemsize > 2:
-        return _to_bf16(source)
+        return by_blocks(_to_bf16, out, source)
     return source.astype(target.numpy)
 
 

@@ -632,7 +632,8 @@ def _peak_bytes(graph: WireGraph, calls: Sequence[_Call | _Turn | _Meeting]) -> 
     for call in calls:
         if isinstance(call, _Turn):
             made = graph.siblings[call.outputs[0][0]]
-            inner = max((inner_graph.memory_bytes for inner_graph in call.graphs.values()), default=0)
+            inside = [inner_graph.memory_bytes for inner_graph in call.graphs.values()]
+            inner = max(inside, default=scratch_bytes(graph, made[0]))
         else:
             made, inner = (call.index,), scratch_bytes(graph, call.index)
         alive += sum(graph.types[index].size_bytes for index in made if graph.nodes[index].op != "after")

@@ -15,6 +15,7 @@ from wire.ir.dtypes import BF16, C64, C128, F16, F32, F64
 from wire.ir.types import Attrs, HostArray, TensorType
 
 from ..engine.donation import Undo
+from .blocks import by_lines
 from .convolution import conv
 from .elementwise import Kernel
 
@@ -42,9 +43,12 @@ def _extreme(function: Any) -> Kernel:
     return kernel
 
 
+def _comparable(lines: HostArray) -> HostArray:
+    return lines.astype(np.float32) if lines.dtype.kind == "V" else lines
+
+
 def _argmax(attrs: Attrs, operands: list[HostArray], out: TensorType) -> HostArray:
-    source = operands[0].astype(np.float32) if operands[0].dtype.kind == "V" else operands[0]
-    return np.asarray(np.argmax(source, axis=attrs["axis"])).astype(np.int32)
+    return by_lines(lambda lines: np.argmax(_comparable(lines), axis=1, keepdims=True), out, operands[0], attrs["axis"])
 
 
 _WIDER = {F32: F64.numpy, C64: C128.numpy}
@@ -53,8 +57,12 @@ _WIDER = {F32: F64.numpy, C64: C128.numpy}
 def _cumulative(function: Any) -> Kernel:
     def kernel(attrs: Attrs, operands: list[HostArray], out: TensorType) -> HostArray:
         wider = np.float32 if _narrow(out) else _WIDER.get(out.dtype, out.dtype.numpy)
-        sums = function.accumulate(operands[0].astype(wider, copy=False), axis=attrs["axis"])
-        return np.asarray(sums).astype(out.dtype.numpy, copy=False)
+
+        def accumulated(lines: HostArray) -> HostArray:
+            sums = lines.astype(wider)
+            return np.asarray(function.accumulate(sums, axis=1, dtype=wider, out=sums))
+
+        return by_lines(accumulated, out, operands[0], attrs["axis"])
 
     return kernel
 
@@ -72,8 +80,7 @@ def _running_extreme(function: Any) -> Kernel:
 
 
 def _argsort(attrs: Attrs, operands: list[HostArray], out: TensorType) -> HostArray:
-    source = operands[0].astype(np.float32) if operands[0].dtype.kind == "V" else operands[0]
-    return np.argsort(source, axis=attrs["axis"], stable=True).astype(np.int32)
+    return by_lines(lambda lines: np.argsort(_comparable(lines), axis=1, stable=True), out, operands[0], attrs["axis"])
 
 
 def _broadcast(attrs: Attrs, operands: list[HostArray], out: TensorType) -> HostArray:
