@@ -128,7 +128,7 @@ def _remainder(attrs: Attrs, operands: list[HostArray], out: TensorType) -> Host
 
 def _power(attrs: Attrs, operands: list[HostArray], out: TensorType) -> HostArray:
     if out.dtype.kind in "fc":
-        return _wide(np.power)(attrs, operands, out)
+        return _wide(np.power if out.dtype.kind == "c" else _float_power)(attrs, operands, out)
     base, exponent = np.broadcast_arrays(*operands)
     if out.dtype.kind == "u":
         return np.asarray(np.power(base, exponent))
@@ -139,6 +139,15 @@ def _power(attrs: Attrs, operands: list[HostArray], out: TensorType) -> HostArra
     odd = (exponent & 1).astype(bool)
     unit = np.where(base == 1, 1, np.where(base == -1, np.where(odd, -1, 1), 0))
     return np.where(negative, unit, powered).astype(out.dtype.numpy)
+
+
+def _float_power(base: HostArray, exponent: HostArray) -> HostArray:
+    """numpy's power, which takes the square root where an exponent of 0.5 repeats: of -inf that is NaN, of -0.0 it is
+    -0.0."""
+    half = exponent == 0.5
+    if half.any():
+        base = np.where(half & ((base == 0) | (base == -np.inf)), np.abs(base), base)
+    return np.asarray(np.power(base, exponent))
 
 
 def _select(attrs: Attrs, operands: list[HostArray], out: TensorType) -> HostArray:

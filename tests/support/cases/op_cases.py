@@ -126,6 +126,10 @@ def _power(dtype: DType) -> Examples:
     for example in _binary(dtype):
         tame = dtype.kind == "c" and example.label == "values"  # of large ones no digit is left
         yield example._replace(operands=tuple(array[:-200] for array in example.operands)) if tame else example
+    if dtype.kind == "f":  # numpy has other loops for an exponent that repeats
+        values = all_values(dtype)
+        yield from (Example(f"to-{power}", (values, np.array(power, dtype.numpy)), {}) for power in (0.5, -1, 2))
+        yield Example("to-each", (values, np.array([[0.5], [-0.5], [2], [-1]], dtype.numpy)), {})
 
 
 def _complex(dtype: DType) -> Examples:
