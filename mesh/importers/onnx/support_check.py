@@ -1,9 +1,9 @@
 """Support check: what of a Program this importer does not have, all of it at once, before anything is traced or
 shipped.
 
-A node is in scope if its op has a row, or a function body whose nodes are in scope, and if every value whose type the
-file or the schemas tell is a tensor of a dtype that graphs have.  What depends on shapes and values is found while
-tracing, by the rows.
+A node is in scope if its op has a row, or a function body whose nodes are in scope, if its attributes are those of its
+op's version, and if every value whose type the file or the schemas tell is a tensor of a dtype that graphs have.  What
+depends on shapes and values is found while tracing, by the rows.
 """
 
 from __future__ import annotations
@@ -44,6 +44,27 @@ DOMAINS_OUT_OF_SCOPE = {
     "ai.onnx.ml": "the ML domain is out of scope",
     "ai.onnx.training": "training is out of scope",
     "ai.onnx.preview.training": "training is out of scope",
+}
+_Words = dict[str, tuple[str, ...]]
+_WINDOWS: _Words = {"auto_pad": ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")}
+_SCATTERED: _Words = {"reduction": ("none", "add", "mul", "max", "min")}
+_BLOCKS: _Words = {"mode": ("DCR", "CRD")}
+WORDS: dict[str, _Words] = {  # what the attributes of an op may say where they are words
+    **dict.fromkeys(
+        ("AveragePool", "Conv", "ConvInteger", "ConvTranspose", "LpPool", "MaxPool", "QLinearConv"), _WINDOWS
+    ),
+    **dict.fromkeys(("ScatterElements", "ScatterND"), _SCATTERED),
+    **dict.fromkeys(("DepthToSpace", "SpaceToDepth"), _BLOCKS),
+    "BitShift": {"direction": ("LEFT", "RIGHT")},
+    "Gelu": {"approximate": ("none", "tanh")},
+    "GridSample": {
+        "mode": ("linear", "nearest", "cubic", "bilinear", "bicubic"),
+        "padding_mode": ("zeros", "border", "reflection"),
+    },
+    "Resize": {"keep_aspect_ratio_policy": ("stretch", "not_larger", "not_smaller")},
+    "RoiAlign": {"coordinate_transformation_mode": ("half_pixel", "output_half_pixel"), "mode": ("avg", "max")},
+    "TensorScatter": {"mode": ("linear", "circular")},
+    "TfIdfVectorizer": {"mode": ("TF", "IDF", "TFIDF")},
 }
 
 
@@ -103,6 +124,7 @@ def _node(
     program: Program, node: Node, rows: Mapping[tuple[str, str], Row], kinds: Mapping[str, Kind]
 ) -> Iterator[Problem]:
     if (node.domain, node.op) in rows:
+        yield from [_problem(node, reason) for reason in _attributes(node)]
         for subgraph in node.subgraphs:
             yield from _graph(program, subgraph, rows, kinds)
         return
@@ -118,6 +140,23 @@ def _node(
             for inner in body[0].nodes:
                 missing = _node(program, inner, rows, {})
                 yield from [_problem(node, f"its body needs {problem.op}: {problem.reason}") for problem in missing]
+
+
+def _attributes(node: Node) -> Iterator[str]:
+    """What is wrong with a node's attributes; a row reads those that it knows, and would pass over the others."""
+    schema = functions.schema_of(node)
+    if schema is None or node.proto is None:
+        return
+    known = schema.attributes
+    for proto in node.proto.attribute:
+        name, kind = proto.name, package().AttributeProto.AttributeType.Name(proto.type)
+        words = WORDS.get(node.op, {}).get(name)
+        if name not in known:
+            yield f"it has no attribute {name!r}"
+        elif known[name].type.name != kind:
+            yield f"its attribute {name!r} is of kind {known[name].type.name.lower()}, not {kind.lower()}"
+        elif words and node.attributes[name] not in words:
+            yield f"its attribute {name!r} is one of {', '.join(words)}, not {node.attributes[name]!r}"
 
 
 def _problem(node: Node, reason: str) -> Problem:

@@ -348,6 +348,64 @@ def test_what_stands_in_a_branch_or_a_function_is_reported_too() -> None:
         mesh.load(made)
 
 
+@pytest.mark.parametrize(
+    ("op", "shape", "attributes", "words"),
+    [
+        ("LeakyRelu", [4], {"slope": 0.5}, "it has no attribute 'slope'"),
+        ("Softmax", [4], {"axis": "0"}, "its attribute 'axis' is of kind int, not string"),
+        ("Gelu", [4], {"approximate": "erf"}, "its attribute 'approximate' is one of none, tanh, not 'erf'"),
+        ("MaxPool", [1, 1, 4], {"kernel_shape": [2], "auto_pad": "SAME"}, "its attribute 'auto_pad' is one of NOTSET"),
+        ("DepthToSpace", [1, 4, 2, 2], {"blocksize": 2, "mode": "RDC"}, "its attribute 'mode' is one of DCR, CRD"),
+    ],
+)
+def test_attributes_that_an_op_does_not_have_are_refused(
+    op: str, shape: list[int], attributes: dict[str, Any], words: str
+) -> None:
+    made = proto([helper.make_node(op, ["x"], ["y"], **attributes)], [value("x", F, shape)], [value("y", F, None)])
+    with pytest.raises(Unsupported, match=f"ai.onnx {op} version 20: {words}"):
+        mesh.load(made)
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes", "read", "attributes", "outputs", "words"),
+    [
+        ("Split", [[5]], [[2]], {}, 1, r"sizes \[2\] do not make up the axis 0"),
+        ("Split", [[5]], [[2, 2]], {}, 2, r"sizes \[2, 2\] do not make up"),
+        ("Split", [[5]], [[2, 3]], {}, 3, "3 parts of sizes"),
+        ("Slice", [[5]], [[0], [3], [0], [0]], {}, 1, "step of 0"),
+        ("Pad", [[2, 3]], [[1, 1, 1, 1, 1, 1]], {}, 1, "2 axes has 4 pads, got 6"),
+        ("Pad", [[3]], [[-2, -2]], {}, 1, "take more"),
+        ("Flatten", [[2, 3]], [], {"axis": -3}, 1, "not at -3"),
+        ("Conv", [[1, 2, 5], [3, 2, 3]], [], {"kernel_shape": [2]}, 1, "its weight has"),
+        ("GroupNormalization", [[2, 4, 3], [4], [4]], [], {"num_groups": 3}, 1, "4 channels do not divide"),
+        ("LSTM", [[5, 2, 3], [2, 16, 3], [2, 16, 4]], [], {"hidden_size": 4}, 3, "2 directions"),
+        ("GRU", [[5, 2, 3], [1, 12, 3], [1, 12, 4]], [], {"hidden_size": 4, "direction": "backward"}, 2, "backward"),
+        (
+            "RNN",
+            [[5, 2, 3], [1, 4, 3], [1, 4, 4]],
+            [],
+            {"hidden_size": 4, "activations": ["Tanh"] * 2},
+            2,
+            "activations",
+        ),
+    ],
+)
+def test_values_that_do_not_fit_an_op_are_refused(
+    op: str, shapes: list[list[int]], read: list[Any], attributes: dict[str, Any], outputs: int, words: str
+) -> None:
+    given = {f"x{place}": np.ones(shape, np.float32) for place, shape in enumerate(shapes)}
+    weights = {f"w{place}": np.array(values, np.int64) for place, values in enumerate(read)}
+    names = [f"y{place}" for place in range(outputs)]
+    made = proto(
+        [helper.make_node(op, [*given, *weights], names, **attributes)],
+        [value(name, F, array.shape) for name, array in given.items()],
+        [value(name, F, None) for name in names],
+        weights,
+    )
+    with pytest.raises(InputError, match=words):
+        ran(mesh.load(made), **given)
+
+
 def test_a_newer_opset_than_the_package_knows_is_refused() -> None:
     made = reshaping()
     made.opset_import[0].version = 999

@@ -336,6 +336,48 @@ TRIED: list[tuple[str, dict[str, Any], Given]] = [
         },
         (ints(2, 7, 3, 12),),
     ),
+    # edges
+    *[("Slice", {}, ((6, 7), shape_of(start), shape_of(-200), shape_of(0), shape_of(-1))) for start in (-100, -7, 0)],
+    *[("Pad", {}, ((4,), shape_of(*pads))) for pads in ((2, -5), (-5, 2), (-6, 4), (3, -6), (-2, -2))],
+    ("Pad", {}, ((2, 3), shape_of(), None, shape_of())),
+    ("OneHot", {}, (np.array([2**32 + 1, -(2**32), 2, -3]), np.array(3), np.array([0.0, 1.0], np.float32))),
+    ("Gemm", {"beta": 0.0}, ((2, 3), (3, 4), np.full(4, np.nan, np.float32))),
+    ("MaxPool", {"kernel_shape": [3, 3], "pads": [1] * 4}, (np.full((1, 1, 3, 3), -np.inf, np.float32),)),
+    ("MaxPool", {"kernel_shape": [3, 3], "pads": [1] * 4}, (np.zeros((1, 2, 3, 3), np.uint8),)),
+    ("DequantizeLinear", {}, (ints(0, 60000, 3, 4, dtype=np.int32) * 20, np.float16(0.002))),
+    ("RoiAlign", {"output_height": 2, "output_width": 3}, ((2, 3, 9, 8), np.zeros((0, 4), np.float32), shape_of())),
+    *[
+        (
+            op,
+            {"hidden_size": 4, "direction": ("forward", "bidirectional")[n - 1], **attributes},
+            ((5, 2, 3), (n, gates * 4, 3), (n, gates * 4, 4)),
+        )
+        for op, gates, n, attributes in (
+            ("RNN", 1, 2, {"activations": ["Tanh", "LeakyRelu"], "activation_alpha": [0.3]}),
+            ("GRU", 3, 1, {"activations": ["Sigmoid", "Elu"], "activation_alpha": [0.3]}),
+            (
+                "GRU",
+                3,
+                2,
+                {
+                    "activations": ["HardSigmoid", "Tanh", "Sigmoid", "LeakyRelu"],
+                    "activation_alpha": [0.3, 0.4],
+                    "activation_beta": [0.6],
+                },
+            ),
+            ("LSTM", 4, 1, {"activations": ["Sigmoid", "LeakyRelu", "Tanh"], "activation_alpha": [0.3]}),
+            (
+                "LSTM",
+                4,
+                1,
+                {
+                    "activations": ["Sigmoid", "ThresholdedRelu", "Affine"],
+                    "activation_alpha": [0.1, 0.7],
+                    "activation_beta": [0.2],
+                },
+            ),
+        )
+    ],
 ]
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from wire.errors import InputError
 from wire.ir.dtypes import F32, I32
 
 from .... import numpy as mnp
@@ -28,10 +29,19 @@ Ints = Sequence[int]
 
 
 def _conv(call: Call, x: Array, weight: Array, bias: Array | None = None) -> Array:
-    places = windows(call, x.shape[2:], weight.shape[2:])
+    places = windows(call, x.shape[2:], _kernel(call, weight))
     strides, dilations = [window.stride for window in places], [window.dilation for window in places]
     pads = [(window.low, window.high) for window in places]
     return _biased(correlation(x, weight, strides, pads, [1] * len(pads), dilations, call.attr("group", 1)), bias)
+
+
+def _kernel(call: Call, weight: Array) -> tuple[int, ...]:
+    """The window of a weight, which the node may also state."""
+    kernel = weight.shape[2:]
+    stated = tuple(call.attr("kernel_shape") or kernel)
+    if stated != kernel:
+        raise InputError(f"{call.node.op} says that its kernel is {stated}, and its weight has {kernel}")
+    return kernel
 
 
 def _biased(x: Array, bias: Array | None) -> Array:
@@ -45,7 +55,7 @@ def _conv_transpose(call: Call, x: Array, weight: Array, bias: Array | None = No
     rank, groups = x.ndim - 2, call.attr("group", 1)
     strides, dilations = (tuple(call.attr(name) or (1,) * rank) for name in ("strides", "dilations"))
     extra = call.attr("output_padding") or (0,) * rank
-    spans = extents(weight.shape[2:], dilations)
+    spans = extents(_kernel(call, weight), dilations)
     pads = _transposed_pads(call, x, strides, [span + more for span, more in zip(spans, extra, strict=True)])
     kept = [
         (span - 1 - low, span - 1 - high + more) for span, (low, high), more in zip(spans, pads, extra, strict=True)
@@ -97,7 +107,7 @@ def _q_linear_conv(
 def _deform_conv(
     call: Call, x: Array, weight: Array, offset: Array, bias: Array | None = None, mask: Array | None = None
 ) -> Array:
-    places = windows(call, x.shape[2:], weight.shape[2:])
+    places = windows(call, x.shape[2:], _kernel(call, weight))
     groups, parts = call.attr("group", 1), call.attr("offset_group", 1)
     n, channels, rank = x.shape[0], x.shape[1], len(places)
     kernel, counts = [window.kernel for window in places], [window.count for window in places]

@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from wire.ir.dtypes import BOOL, I32, DType
+from wire.ir.dtypes import BOOL, I32, I64, DType
 
 from .... import numpy as mnp
 from ....core.array import Array, apply, value_array
@@ -147,7 +147,8 @@ def _tensor_scatter(call: Call, past: Array, update: Array, write: Array | None 
 def _one_hot(call: Call, indices: Array, depth: Array, values: Array) -> Array:
     count = int(value_of(depth).reshape(-1)[0])
     axis = normal_axis(call.attr("axis", -1), indices.ndim + 1)
-    index = mnp.expand_dims(cast(indices, index_dtype(count)), axis)
+    wide = indices if indices.type.dtype is I64 else cast(indices, index_dtype(count))  # far outside stays outside
+    index = mnp.expand_dims(wide, axis)
     shape = [count if place == axis else 1 for place in range(indices.ndim + 1)]
     classes = mnp.reshape(mnp.arange(count, dtype=index.type.dtype), shape)
     hit = mnp.logical_or(mnp.equal(index, classes), mnp.equal(mnp.add(index, count), classes))

@@ -16,7 +16,8 @@ def _gemm(call: Call, a: Array, b: Array, c: Array | None = None) -> Array:
     left = a.T if call.attr("transA", 0) else a
     right = b.T if call.attr("transB", 0) else b
     product = scaled(mnp.matmul(left, right), call.attr("alpha", 1.0))
-    return product if c is None else mnp.add(product, scaled(c, call.attr("beta", 1.0)))
+    share = call.attr("beta", 1.0)
+    return product if c is None or share == 0 else mnp.add(product, scaled(c, share))  # BLAS does not read c then
 
 
 def scaled(x: Array, factor: float) -> Array:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 
+from wire.errors import InputError
 from wire.ir.dtypes import BF16, F16, F32, F64, DType
 
 from .... import nn
@@ -94,6 +95,8 @@ def _rms(call: Call, x: Array, scale: Array) -> Array:
 def _group(call: Call, x: Array, scale: Array, shift: Array) -> Array:
     groups = call.required("num_groups")
     n, channels = x.shape[:2]
+    if groups < 1 or channels % groups:
+        raise InputError(f"{channels} channels do not divide into {groups} groups")
     wide = _stashed(x, dtype_numbered(call, call.attr("stash_type", 1)))
     split = mnp.reshape(wide, (n, groups, -1))
     normed = cast(mnp.reshape(standardised(split, (2,), call.attr("epsilon", 1e-5)), x.shape), x.type.dtype)
@@ -104,6 +107,8 @@ def _group(call: Call, x: Array, scale: Array, shift: Array) -> Array:
 
 def _lp(call: Call, x: Array) -> Array:
     axis, order = call.attr("axis", -1), call.attr("p", 2)
+    if order not in (1, 2):
+        raise call.unsupported(f"the norm of order {order}")
     if order == 1:
         norm = mnp.sum(mnp.abs(x), axis, keepdims=True)
     else:

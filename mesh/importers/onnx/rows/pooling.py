@@ -47,6 +47,8 @@ def _positions(call: Call, x: Array, places: Sequence[Window]) -> Array:
     """The place of each window's first maximum in the flattened x."""
     sizes = x.shape[2:]
     table, inside = _table(places, sizes)
+    order = np.argsort(~inside, axis=1, kind="stable")  # padding stands last, as it may equal the maximum
+    table, inside = np.take_along_axis(table, order, 1), np.take_along_axis(inside, order, 1)
     dtype = index_dtype(x.size)
     rows = mnp.reshape(x, (*x.shape[:2], math.prod(sizes)))
     values = apply("gather", rows, asarray(np.where(inside, table, 0).astype(np.int32)), axis=2, batch_dims=0)

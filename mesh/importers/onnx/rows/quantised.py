@@ -5,7 +5,7 @@ Products of integers are summed in int32 and scaled in float32; results are roun
 
 from __future__ import annotations
 
-from wire.ir.dtypes import F32, I32, U8, DType
+from wire.ir.dtypes import BF16, F16, F32, I32, U8, DType
 
 from .... import numpy as mnp
 from ....core.array import Array
@@ -52,8 +52,8 @@ def _dequantize(call: Call, x: Array, scale: Array, zero: Array | None = None) -
     centred = cast(x, I32)
     if zero is not None:
         centred = mnp.subtract(centred, cast(_spread(call, zero, x), I32))
-    working = scale.type.dtype
-    return cast(mnp.multiply(cast(centred, working), _spread(call, scale, x)), target)
+    working = F32 if scale.type.dtype in (F16, BF16) else scale.type.dtype  # an integer may be more than a half holds
+    return cast(mnp.multiply(cast(centred, working), cast(_spread(call, scale, x), working)), target)
 
 
 def centred(x: Array, zero: Array | None, per_row: bool = False) -> Array:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from wire.errors import InputError
 from wire.ir.dtypes import I32
 
 from .... import numpy as mnp
@@ -21,19 +22,21 @@ from .elementwise import sigmoid, softplus
 Activation = Callable[[Array], Array]
 Step = Callable[[Array, tuple[Array, ...]], tuple[Array, ...]]  # of the inputs' share and the state, to the new state
 
-_ACTIVATIONS: dict[str, tuple[float, float, Callable[[Array, float, float], Array]]] = {  # alpha, beta, function
-    "affine": (1.0, 0.0, lambda x, a, b: x * a + b),
-    "elu": (1.0, 0.0, lambda x, a, b: mnp.where(x < 0, mnp.expm1(x) * a, x)),
-    "hardsigmoid": (0.2, 0.5, lambda x, a, b: mnp.clip(x * a + b, 0.0, 1.0)),
-    "leakyrelu": (0.01, 0.0, lambda x, a, b: mnp.where(x < 0, x * a, x)),
-    "relu": (0.0, 0.0, lambda x, a, b: mnp.maximum(x, 0)),
-    "scaledtanh": (1.0, 1.0, lambda x, a, b: mnp.tanh(x * b) * a),
-    "sigmoid": (0.0, 0.0, lambda x, a, b: sigmoid(x)),
-    "softplus": (0.0, 0.0, lambda x, a, b: softplus(x)),
-    "softsign": (0.0, 0.0, lambda x, a, b: x / (1 + mnp.abs(x))),
-    "tanh": (0.0, 0.0, lambda x, a, b: mnp.tanh(x)),
-    "thresholdedrelu": (1.0, 0.0, lambda x, a, b: mnp.where(x > a, x, like(0, x))),
+# Each with the defaults of its numbers, alpha before beta.
+_ACTIVATIONS: dict[str, tuple[tuple[float, ...], Callable[..., Array]]] = {
+    "affine": ((1.0, 0.0), lambda x, a, b: x * a + b),
+    "elu": ((1.0,), lambda x, a: mnp.where(x < 0, mnp.expm1(x) * a, x)),
+    "hardsigmoid": ((0.2, 0.5), lambda x, a, b: mnp.clip(x * a + b, 0.0, 1.0)),
+    "leakyrelu": ((0.01,), lambda x, a: mnp.where(x < 0, x * a, x)),
+    "relu": ((), lambda x: mnp.maximum(x, 0)),
+    "scaledtanh": ((1.0, 1.0), lambda x, a, b: mnp.tanh(x * b) * a),
+    "sigmoid": ((), sigmoid),
+    "softplus": ((), softplus),
+    "softsign": ((), lambda x: x / (1 + mnp.abs(x))),
+    "tanh": ((), mnp.tanh),
+    "thresholdedrelu": ((1.0,), lambda x, a: mnp.where(x > a, x, like(0, x))),
 }
+DIRECTIONS = {"forward": 1, "reverse": 1, "bidirectional": 2}
 
 
 class Weights(NamedTuple):
@@ -59,6 +62,10 @@ def _layer(
         batch_first = bool(call.attr("layout", 0))
         rows = mnp.swapaxes(x, 0, 1) if batch_first else x
         directions, hidden = w.shape[0], r.shape[2]
+        towards = call.attr("direction", "forward")
+        if DIRECTIONS.get(towards) != directions:
+            raise InputError(f"the weights are those of {directions} directions, and the direction is {towards!r}")
+        activations = _activations(call, directions, defaults)
         states_and_peepholes = [*initial, *[None] * 3]
         peepholes = states_and_peepholes[2] if states == 2 else None
         ys, lasts = [], []
@@ -72,8 +79,8 @@ def _layer(
                 None if peepholes is None else peepholes[direction],
             )
             start = [_initial(array, direction, batch_first, rows, hidden) for array in states_and_peepholes[:states]]
-            backwards = call.attr("direction", "forward") == "reverse" or direction == 1
-            turn = step(call, weights, _activations(call, direction, defaults))
+            backwards = towards == "reverse" or direction == 1
+            turn = step(call, weights, activations[direction])
             y, last = _run(rows, weights.w, turn, start, lengths, backwards)
             ys.append(y)
             lasts.append(last)
@@ -112,28 +119,29 @@ def _run(
     return ys, last
 
 
-def _activations(call: Call, direction: int, defaults: Sequence[str]) -> list[Activation]:
-    names = call.attr("activations") or (*defaults, *defaults)
-    chosen = names[direction * len(defaults) : (direction + 1) * len(defaults)]
-    alphas, betas = list(call.attr("activation_alpha") or ()), list(call.attr("activation_beta") or ())
+def _activations(call: Call, directions: int, defaults: Sequence[str]) -> list[list[Activation]]:
+    """The functions of each direction.
+
+    Only those that have an alpha or a beta take one of the node's, in the order in which they stand.
+    """
+    names: Sequence[str] = call.attr("activations") or (*defaults,) * directions
+    if len(names) != len(defaults) * directions:
+        raise InputError(f"{call.node.op} has {len(defaults)} activations per direction, got {list(names)}")
+    given = [iter(call.attr(name) or ()) for name in ("activation_alpha", "activation_beta")]
     functions = []
-    for place, name in enumerate(chosen):
+    for name in names:
         if name.lower() not in _ACTIVATIONS:
             raise call.unsupported(f"the activation {name!r}")
-        alpha, beta, function = _ACTIVATIONS[name.lower()]
-        at = direction * len(defaults) + place
-        alpha = alphas[at] if at < len(alphas) else alpha
-        beta = betas[at] if at < len(betas) else beta
-        functions.append(_bound(function, alpha, beta, call.attr("clip")))
-    return functions
+        numbers, function = _ACTIVATIONS[name.lower()]
+        taken = [next(rest, default) for rest, default in zip(given, numbers, strict=False)]
+        functions.append(_bound(function, taken, call.attr("clip")))
+    return [functions[place : place + len(defaults)] for place in range(0, len(names), len(defaults))]
 
 
-def _bound(
-    function: Callable[[Array, float, float], Array], alpha: float, beta: float, limit: float | None
-) -> Activation:
+def _bound(function: Callable[..., Array], numbers: Sequence[float], limit: float | None) -> Activation:
     if limit is None:
-        return lambda x: function(x, alpha, beta)
-    return lambda x: function(mnp.clip(x, -limit, limit), alpha, beta)
+        return lambda x: function(x, *numbers)
+    return lambda x: function(mnp.clip(x, -limit, limit), *numbers)
 
 
 # -- one step of each -------------------------------------------------------------------------------------

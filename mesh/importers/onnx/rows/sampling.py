@@ -138,15 +138,20 @@ def _reflected(at: Array, dim: int, aligned: bool) -> Array:
 
 
 def _roi_align(call: Call, x: Array, rois: Array, batch: Array) -> Array:
-    ratio = call.attr("sampling_ratio", 0)
+    ratio, high, wide = (call.attr(name, least) for name, least in (("sampling_ratio", 0), *_OUTPUT))
+    if rois.shape[0] == 0:
+        return mnp.zeros((0, x.shape[1], high, wide), dtype=x.type.dtype)
     if ratio > 0:
         return _aligned(call, x, rois, batch, ratio, ratio)
-    sizes = np.ceil(_roi_sizes(call, value_of(rois)) / [call.attr("output_height", 1), call.attr("output_width", 1)])
+    sizes = np.ceil(_roi_sizes(call, value_of(rois)) / [high, wide])
     pooled = [
         _aligned(call, x, rois[place : place + 1], batch[place : place + 1], max(int(height), 1), max(int(width), 1))
         for place, (height, width) in enumerate(sizes)
     ]
     return mnp.concat(pooled, 0)
+
+
+_OUTPUT = ("output_height", 1), ("output_width", 1)
 
 
 def _half_pixel(call: Call) -> bool:
@@ -163,7 +168,7 @@ def _roi_sizes(call: Call, rois: NDArray[Any]) -> NDArray[Any]:
 def _aligned(call: Call, x: Array, rois: Array, batch: Array, high: int, wide: int) -> Array:
     """Regions sampled at high x wide points in each of their bins, and pooled over these."""
     regions, channels = rois.shape[0], x.shape[1]
-    outputs = (call.attr("output_height", 1), call.attr("output_width", 1))
+    outputs = tuple([call.attr(name, least) for name, least in _OUTPUT])
     scaled = mnp.multiply(rois, call.attr("spatial_scale", 1.0))
     scaled = mnp.subtract(scaled, 0.5) if _half_pixel(call) else scaled
     axes, inside = [], None

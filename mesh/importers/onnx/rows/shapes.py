@@ -82,6 +82,8 @@ def _reshape(call: Call, x: Array, shape: Array | None = None) -> Array:
 def _flatten(call: Call, x: Array) -> Array:
     axis = call.attr("axis", 1)
     place = axis + x.ndim if axis < 0 else axis
+    if not 0 <= place <= x.ndim:
+        raise InputError(f"Flatten cuts {x.ndim} dimensions at -{x.ndim} to {x.ndim}, not at {axis}")
     return mnp.reshape(x, (math.prod(x.shape[:place]), math.prod(x.shape[place:])))
 
 
@@ -143,6 +145,10 @@ def _split(call: Call, x: Array, split: Array | None = None) -> list[Array]:
         parts = call.attr("num_outputs", len(call.node.outputs))
         size = -(-x.shape[axis] // parts)  # the last one may be smaller
         sizes = tuple([max(min(size, x.shape[axis] - size * part), 0) for part in range(parts)])
+    if sum(sizes) != x.shape[axis] or min(sizes, default=0) < 0 or len(sizes) != len(call.node.outputs):
+        raise InputError(
+            f"{len(call.node.outputs)} parts of sizes {list(sizes)} do not make up the axis {axis} of {x.shape}"
+        )
     cuts = [sum(sizes[: place + 1]) for place in range(len(sizes) - 1)]
     return mnp.split(x, cuts, axis) if cuts else [x]
 
@@ -164,12 +170,15 @@ def _slice(
 
 
 def _cut(dim: int, start: int, stop: int, step: int) -> slice:
-    """ONNX's slice as Python's: an end before the first element is -1 in ONNX and None here."""
+    """ONNX's slice as Python's.  Backwards, a start before the first element is the first element in ONNX, where Python
+    takes nothing, and an end before it is -1 in ONNX and None here."""
+    if step == 0:
+        raise InputError("Slice has a step of 0")
     if step > 0:
         return slice(start, stop, step)
-    start = min(start + dim if start < 0 else start, dim - 1)
+    start = min(max(start + dim if start < 0 else start, 0), dim - 1)
     stop = max(stop + dim if stop < 0 else stop, -1)
-    if start < 0 or stop >= start:
+    if stop >= start:
         return slice(0, 0)
     return slice(start, None if stop < 0 else stop, step)
 
@@ -203,10 +212,12 @@ def _reverse_sequence(call: Call, x: Array, lengths: Array) -> Array:
 def _pad(
     call: Call, x: Array, pads: Array | None = None, value: Array | None = None, axes: Array | None = None
 ) -> Array:
-    widths = call.ints("pads", pads) or call.attr("paddings")
+    widths = call.ints("paddings" if call.version < 2 else "pads", pads)
     if widths is None:
         raise InputError("Pad has no pads")
     along = tuple(range(x.ndim)) if axes is None else normal_axes(ints_of(axes), x.ndim)
+    if len(widths) != 2 * len(along):
+        raise InputError(f"Pad of {len(along)} axes has {2 * len(along)} pads, got {len(widths)}")
     before, after = [0] * x.ndim, [0] * x.ndim
     for place, axis in enumerate(along):
         before[axis], after[axis] = widths[place], widths[len(along) + place]
@@ -216,19 +227,29 @@ def _pad(
 
 def padded(call: Call, x: Array, widths: list[tuple[int, int]], mode: str, fill: Any = 0) -> Array:
     """x padded by `widths` per axis in ONNX's modes; negative widths cut."""
-    if any(width < 0 for pair in widths for width in pair):
-        x = x[
-            tuple([slice(max(-low, 0), dim - max(-high, 0)) for (low, high), dim in zip(widths, x.shape, strict=True)])
-        ]
-        widths = [(max(low, 0), max(high, 0)) for low, high in widths]
     if mode not in ("constant", "edge", "reflect", "wrap"):
         raise call.unsupported(f"the padding mode {mode!r}")
+    if any(low + dim + high < 0 for (low, high), dim in zip(widths, x.shape, strict=True)):
+        raise InputError(f"pads of {widths} take more from {x.shape} than it has")
+    if any(width < 0 for pair in widths for width in pair):
+        kept = [_kept(low, high, dim) for (low, high), dim in zip(widths, x.shape, strict=True)]
+        widths = [
+            (max(min(low, low + dim + high), 0), max(min(high, low + dim + high), 0))
+            for (low, high), dim in zip(widths, x.shape, strict=True)
+        ]
+        x = x[tuple(kept)]
     if mode != "constant":
         return mnp.pad(x, widths, mode)
     scalar = mnp.reshape(like(fill, x), ())
     if x.type.dtype is BOOL:
         return cast(mnp.pad(cast(x, I32), widths, constant_values=cast(scalar, I32)), BOOL)
     return mnp.pad(x, widths, constant_values=scalar)
+
+
+def _kept(low: int, high: int, dim: int) -> slice:
+    """What negative widths leave of an axis; they may cut all of it, and of the padding at its other end."""
+    start = min(max(-low, 0), dim)
+    return slice(start, max(min(dim + high, dim), start))
 
 
 def _center_crop_pad(call: Call, x: Array, shape: Array) -> Array:
