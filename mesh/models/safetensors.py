@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,7 @@ DTYPES: dict[str, DType] = {
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 HEADER_BYTES_MAX = 100_000_000  # the format's own limit
 _LENGTH_BYTES = 8
+_METADATA = "__metadata__"  # what stands under this name is no tensor
 
 
 @checked
@@ -73,14 +76,14 @@ def load_safetensors(path: str | Path, mmap: bool = True) -> dict[str, NDArray[A
     except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
         raise InputError(f"{file} cannot be read as a safetensors file: {error}") from error
     header, body = _header(data, file)
-    tensors = {name: _tensor(name, entry, body, file) for name, entry in header.items() if name != "__metadata__"}
+    tensors = {name: _tensor(name, entry, body, file) for name, entry in header.items() if name != _METADATA}
     _check_no_gaps(header, body, file)
     return tensors
 
 
 @checked
 def save_safetensors(tensors: Mapping[str, Any], path: str | Path) -> None:
-    """Write tensors to a safetensors file.
+    """Write tensors to a safetensors file, which is replaced as a whole or stays as it was.
 
     Parameters
     ----------
@@ -108,10 +111,15 @@ def save_safetensors(tensors: Mapping[str, Any], path: str | Path) -> None:
     ...     print(mesh.load_safetensors(f"{folder}/model.safetensors", mmap=False)["w"])
     [0. 1. 2.]
     """
-    parts = safetensors_parts(tensors)
-    try:
-        with Path(path).open("wb") as out:
-            out.writelines(parts)
+    parts, target = safetensors_parts(tensors), Path(os.path.realpath(path))
+    try:  # a disk that is full leaves the file that was there
+        with TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
+            writing = Path(folder) / target.name
+            with writing.open("wb") as out:
+                out.writelines(parts)
+                out.flush()
+                os.fsync(out.fileno())
+            os.replace(writing, target)
     except OSError as error:
         raise InputError(f"cannot write {path}", cause=str(error)[:200]) from error
 
@@ -123,6 +131,8 @@ def safetensors_parts(tensors: Mapping[str, Any]) -> list[bytes]:
     offset = 0
     for name, array in sorted(arrays.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])):
         dtype = dtype_of(array)
+        if name == _METADATA:
+            raise InputError(f"no tensor can be called {name!r}: the format has other things there")
         if dtype not in _NAMES:
             raise InputError(
                 f"the tensor {name!r} is {dtype}, which safetensors does not have",
@@ -188,7 +198,7 @@ def _are_counts(value: Any) -> bool:
 
 def _check_no_gaps(header: Mapping[str, Any], body: NDArray[np.uint8], file: Path) -> None:
     """The format allows neither overlaps nor holes: either means that something else wrote here."""
-    spans = sorted(entry["data_offsets"] for name, entry in header.items() if name != "__metadata__")
+    spans = sorted(entry["data_offsets"] for name, entry in header.items() if name != _METADATA)
     end = 0
     for start, stop in spans:
         if start != end:

@@ -75,9 +75,9 @@ class Call:
     def axes(self, name: str = "dim") -> tuple[int, ...] | None:
         """Axes of x; None for all of them, which no axis means too."""
         dims = self.get(name)
-        if dims is None or dims == []:
+        if dims is None or dims == [] or self.x.ndim == 0:
             return None
-        return tuple(int(axis) % max(self.x.ndim, 1) for axis in (dims if isinstance(dims, list) else [dims]))
+        return tuple(int(axis) % self.x.ndim for axis in (dims if isinstance(dims, list) else [dims]))
 
 
 Op = Callable[[Call], Any]

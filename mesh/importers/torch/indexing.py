@@ -108,14 +108,15 @@ def index_select(call: Call) -> Array:
 
 
 def median(call: Call) -> Any:
-    """The lower one of the two in the middle."""
+    """The lower one of the two in the middle, or the first NaN."""
+    x, axis = (call.x, call.axis()) if "dim" in call else (mnp.reshape(call.x, (-1,)), 0)
+    middle = (slice(None),) * axis + (slice((x.shape[axis] - 1) // 2, (x.shape[axis] - 1) // 2 + 1),)
+    unknown = mnp.not_equal(x, x)
+    first = mnp.argmax(unknown, axis=axis, keepdims=True)
+    place = mnp.where(mnp.any(unknown, axis=axis, keepdims=True), first, mnp.argsort(x, axis=axis, stable=True)[middle])
+    results = [mnp.take_along_axis(x, place, axis=axis), cast(place, I64)]
     if "dim" not in call:
-        flat = mnp.reshape(call.x, (-1,))
-        return mnp.sort(flat)[(flat.shape[0] - 1) // 2]
-    axis = call.axis()
-    middle = (slice(None),) * axis + (slice((call.x.shape[axis] - 1) // 2, (call.x.shape[axis] - 1) // 2 + 1),)
-    place = mnp.argsort(call.x, axis=axis, stable=True)[middle]
-    results = [mnp.take_along_axis(call.x, place, axis=axis), cast(place, I64)]
+        return mnp.reshape(results[0], ())
     return results if call.get("keepdim", False) else [mnp.squeeze(result, axis) for result in results]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from wire.errors import Unsupported
-from wire.ir.dtypes import BF16, F16, F32, I64, dtype_of
+from wire.ir.dtypes import BF16, BOOL, F16, F32, I64, dtype_of
 
 from ... import nn
 from ... import numpy as mnp
@@ -45,13 +45,26 @@ def _in_result(call: Call, *names: str) -> list[Any]:
     return [cast(operand, dtype_of(call.dtype)) if isinstance(operand, Array) else operand for operand in operands]
 
 
+def _exact_in_result(call: Call, *names: str) -> list[Any]:
+    """Operands of a sum or a product: with a number or an array of no dimensions, torch computes halves in float32."""
+    operands = [call[name] for name in names]
+    half = dtype_of(call.dtype) in (F16, BF16)
+    if half and any(not isinstance(operand, Array) or operand.ndim == 0 for operand in operands):
+        return [cast(operand, F32) if isinstance(operand, Array) else operand for operand in operands]
+    return _in_result(call, *names)
+
+
+def _multiplied(call: Call) -> Array:
+    return as_result(call, mnp.multiply(*_exact_in_result(call, "self", "other")))
+
+
 def _compare(function: Callable[[Any, Any], Array]) -> Op:
     return lambda call: function(call["self"], call["other"])
 
 
 def _added(sign: int) -> Op:
     def op(call: Call) -> Array:
-        (left, right), alpha = _in_result(call, "self", "other"), call.get("alpha", 1)
+        (left, right), alpha = _exact_in_result(call, "self", "other"), call.get("alpha", 1)
         scaled = right if alpha == 1 else mnp.multiply(right, alpha)
         return as_result(call, mnp.add(left, scaled) if sign > 0 else mnp.subtract(left, scaled))
 
@@ -59,14 +72,15 @@ def _added(sign: int) -> Op:
 
 
 def _rsub(call: Call) -> Array:
-    left, right = _in_result(call, "self", "other")
+    left, right = _exact_in_result(call, "self", "other")
     return as_result(call, mnp.subtract(right, mnp.multiply(left, call.get("alpha", 1))))
 
 
 def _div(call: Call) -> Array:
-    (left, right), mode = _in_result(call, "self", "other"), call.get("rounding_mode")
+    mode = call.get("rounding_mode")
     if mode is None:
-        return as_result(call, mnp.divide(left, right))
+        return as_result(call, mnp.divide(*_exact_in_result(call, "self", "other")))
+    left, right = _in_result(call, "self", "other")
     if mode == "floor":
         return as_result(call, mnp.floor_divide(left, right))
     quotient = mnp.divide(left, right) if np.dtype(call.dtype).kind == "f" else None
@@ -253,12 +267,17 @@ def _place(function: Callable[..., Array]) -> Op:
     return op
 
 
+def _wide(x: Array) -> Array:
+    """x in the dtype in which torch sums: a half has no room for squares."""
+    return cast(x, F32) if x.type.dtype in (F16, BF16) else x
+
+
 def _variance(root: bool, mean: bool) -> Op:
     def op(call: Call) -> Any:
         x, axes, keepdims = call.x, call.axes(), bool(call.get("keepdim", False))
         correction = call.get("correction", 1 if call.get("unbiased", True) else 0)
-        variance = mnp.var(x, axis=axes, correction=correction, keepdims=keepdims)
-        spread = mnp.sqrt(variance) if root else variance
+        variance = mnp.var(_wide(x), axis=axes, correction=correction, keepdims=keepdims)
+        spread = cast(mnp.sqrt(variance) if root else variance, x.type.dtype)
         return [spread, mnp.mean(x, axis=axes, keepdims=keepdims)] if mean else spread
 
     return op
@@ -266,16 +285,18 @@ def _variance(root: bool, mean: bool) -> Op:
 
 def _norm(call: Call) -> Array:
     order, axes, keepdims = float(call.get("ord", call.get("p", 2))), call.axes(), bool(call.get("keepdim", False))
-    size = mnp.abs(call.x)
+    size = _wide(as_result(call, mnp.abs(call.x)))
     if order == math.inf:
-        return mnp.max(size, axis=axes, keepdims=keepdims)
-    if order == -math.inf:
-        return mnp.min(size, axis=axes, keepdims=keepdims)
-    if order == 0:
-        return as_result(call, mnp.sum(size != 0, axis=axes, keepdims=keepdims))
-    if order == 2:
-        return mnp.sqrt(mnp.sum(size * size, axis=axes, keepdims=keepdims))
-    return mnp.pow(mnp.sum(mnp.pow(size, order), axis=axes, keepdims=keepdims), 1 / order)
+        norm = mnp.max(size, axis=axes, keepdims=keepdims)
+    elif order == -math.inf:
+        norm = mnp.min(size, axis=axes, keepdims=keepdims)
+    elif order == 0:
+        norm = mnp.sum(size != 0, axis=axes, keepdims=keepdims)
+    elif order == 2:
+        norm = mnp.sqrt(mnp.sum(size * size, axis=axes, keepdims=keepdims))
+    else:
+        norm = mnp.pow(mnp.sum(mnp.pow(size, order), axis=axes, keepdims=keepdims), 1 / order)
+    return as_result(call, norm)
 
 
 def _logsumexp(call: Call) -> Array:
@@ -301,7 +322,8 @@ def _addmm(first: str, second: str) -> Op:
     def op(call: Call) -> Array:
         product = mnp.matmul(call[first], call[second])
         alpha, beta = call.get("alpha", 1), call.get("beta", 1)
-        return (product if alpha == 1 else product * alpha) + (call.x if beta == 1 else call.x * beta)
+        scaled = product if alpha == 1 else product * alpha
+        return scaled if beta == 0 else scaled + (call.x if beta == 1 else call.x * beta)  # x is not read then
 
     return op
 
@@ -320,7 +342,12 @@ def _attention(call: Call) -> Array:
     if call.get("is_causal", False):
         rows, columns = mnp.arange(q.shape[-2])[:, None], mnp.arange(k.shape[-2])[None, :]
         mask = columns <= rows
-    return nn.scaled_dot_product_attention(q, k, v, mask, scale=call.get("scale"))
+    result = nn.scaled_dot_product_attention(q, k, v, mask, scale=call.get("scale"))
+    if call.get("attn_mask") is None:
+        return result
+    given = call.array("attn_mask")  # torch has 0 for a row that may look nowhere
+    seen = mnp.any(given if given.type.dtype is BOOL else given > -math.inf, axis=-1, keepdims=True)
+    return mnp.where(seen, result, mnp.zeros_like(result))
 
 
 def _triangle(function: Callable[..., Array]) -> Op:
@@ -387,18 +414,19 @@ def _layer_norm(call: Call) -> Any:
     if len(axes) == 1 and weight is not None and bias is not None:
         normed = nn.layer_norm(x, weight, bias, eps=eps)
     else:
-        centred = x - mnp.mean(x, axis=axes, keepdims=True)
+        centred = _wide(x) - mnp.mean(_wide(x), axis=axes, keepdims=True)
         normed = centred / mnp.sqrt(mnp.mean(centred * centred, axis=axes, keepdims=True) + eps)
         normed = normed if weight is None else normed * weight
-        normed = normed if bias is None else normed + bias
+        normed = cast(normed if bias is None else normed + bias, x.type.dtype)
     return [normed, None, None] if call.name == "native_layer_norm" else normed
 
 
 def _rms_norm(call: Call) -> Array:
     x, axes = call.x, tuple(range(call.x.ndim - len(call["normalized_shape"]), call.x.ndim))
-    eps = call.get("eps", float(np.finfo(call.dtype).eps))
-    normed = x / mnp.sqrt(mnp.mean(x * x, axis=axes, keepdims=True) + eps)
-    return normed if call.get("weight") is None else normed * call["weight"]
+    wide = _wide(x)
+    eps = call.get("eps", float(np.finfo(wide.type.dtype.numpy).eps))
+    normed = wide / mnp.sqrt(mnp.mean(wide * wide, axis=axes, keepdims=True) + eps)
+    return as_result(call, normed if call.get("weight") is None else normed * call["weight"])
 
 
 def _group_norm(call: Call) -> Any:
@@ -422,7 +450,7 @@ def _batch_norm_of_itself(call: Call) -> Any:
     """A batch norm by the statistics of x itself, which nobody keeps: an instance norm is made of it."""
     mean, variance = nn.batch_statistics(call.x)
     normed = nn.batch_norm(call.x, mean, variance, call.get("weight"), call.get("bias"), eps=float(call["eps"]))
-    return [normed, None, None]
+    return [cast(normed, call.x.type.dtype), None, None]
 
 
 def _softmax(function: Callable[..., Array]) -> Op:
@@ -439,11 +467,21 @@ def _dropout(call: Call) -> Array:
     return call.x
 
 
+def _steps(call: Call) -> list[float]:
+    """How far apart in x, along each axis, the elements of the result lie: by the scales that the module has, else by
+    the sizes, which are rounded."""
+    sizes, results = call.x.shape[2:], call.shape[2:]
+    names = ("scales",) if len(sizes) == 1 else ("scales_h", "scales_w")
+    scales = call.get("scale_factors") or [call.get(name) for name in names]
+    rows = zip(scales, sizes, results, strict=True)
+    return [1 / scale if scale else size / result for scale, size, result in rows]
+
+
 def _nearest(call: Call) -> Array:
-    """Each result takes the element at floor(place * in / out)."""
-    x, sizes = call.x, call.shape[2:]
-    for axis, size in enumerate(sizes, 2):
-        places = np.floor(np.arange(size) * (x.shape[axis] / size)).astype(np.int32)
+    """Each result takes the element at floor(place * step), of which torch computes in float32."""
+    x = call.x
+    for axis, (size, step) in enumerate(zip(call.shape[2:], _steps(call), strict=True), 2):
+        places = np.floor(np.arange(size, dtype=np.float32) * np.float32(step)).astype(np.int32)
         x = mnp.take(x, mnp.asarray(np.minimum(places, x.shape[axis] - 1)), axis=axis)
     return x
 
@@ -451,12 +489,12 @@ def _nearest(call: Call) -> Array:
 def _bilinear(call: Call) -> Array:
     """Along one axis after the other, as a product with the matrix of weights."""
     x, aligned = call.x, bool(call["align_corners"])
-    for axis, size in enumerate(call.shape[2:], 2):
+    for axis, (size, step) in enumerate(zip(call.shape[2:], _steps(call), strict=True), 2):
         length = x.shape[axis]
         if aligned:
             at = np.arange(size) * ((length - 1) / max(size - 1, 1))
         else:
-            at = np.maximum((np.arange(size) + 0.5) * (length / size) - 0.5, 0)
+            at = np.maximum((np.arange(size) + 0.5) * step - 0.5, 0)
         low = np.minimum(np.floor(at).astype(int), length - 1)
         high, share = np.minimum(low + 1, length - 1), at - low
         weights = np.zeros((size, length), call.dtype)
@@ -609,7 +647,7 @@ OPS: dict[str, Op] = {
     "minimum": _binary(mnp.minimum),
     "mish": _unary(nn.mish),
     "mm": _matmul,
-    "mul": _binary(mnp.multiply),
+    "mul": _multiplied,
     "native_group_norm": _group_norm,
     "native_layer_norm": _layer_norm,
     "ne": _compare(mnp.not_equal),
@@ -640,7 +678,7 @@ OPS: dict[str, Op] = {
     "scatter_reduce": indexing.scattered("add"),
     "select": _select,
     "sigmoid": _unary(nn.sigmoid),
-    "sign": _unary(mnp.sign),
+    "sign": _unary(lambda x: mnp.where(mnp.equal(x, x), mnp.sign(x), mnp.zeros_like(x))),  # that of NaN is 0
     "silu": _unary(nn.silu),
     "sin": _unary(mnp.sin),
     "sinh": _unary(mnp.sinh),

@@ -68,6 +68,36 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         ],
         (ROWS,),
     ),
+    "resized by a factor": (
+        lambda x: [
+            functional.interpolate(x[:, :, :7, :6], scale_factor=factor, mode=mode, **more)
+            for factor in (1.7, 0.6, (1.3, 2.4))
+            for mode, more in (
+                ("nearest", {}), ("bilinear", {}), ("bilinear", {"align_corners": True}),
+                ("bilinear", {"recompute_scale_factor": True}),
+            )
+        ] + [functional.interpolate(x[0, :, :7], scale_factor=1.7)],
+        (IMAGE,),
+    ),
+    "a sum that counts for nothing": (
+        lambda x, y: [torch.addmm(y, x, x, beta=0), torch.baddbmm(y[None], x[None], x[None], beta=0, alpha=2)],
+        (REGULAR, torch.full((4, 4), float("nan"))),
+    ),
+    "attention to nothing": (
+        lambda x, seen: [
+            functional.scaled_dot_product_attention(x, x, x, mask)
+            for mask in (seen, torch.where(seen, 0.0, float("-inf")))
+        ],
+        (torch.randn(2, 3, 5, 4), torch.tensor([[True] * 5, [False] * 5, [False, True] * 2 + [False]] * 2)[:5]),
+    ),
+    "no numbers, and one": (
+        lambda x: [x.sign(), *x.median(1), *x.median(0, keepdim=True), x.median(), x[0, 0].sum(0), x[0, 0].mean(-1)],
+        (torch.tensor([[1.0, float("nan"), 3.0, -2.0], [float("inf"), -1.0, float("-inf"), 0.0]]),),
+    ),
+    "norms in other dtypes": (
+        lambda x: [torch.linalg.vector_norm(x, order, 1, dtype=torch.float64) for order in (2, 3, 0, float("inf"))],
+        (ROWS,),
+    ),
     "activations": (
         lambda x: [
             functional.relu(x), functional.gelu(x), functional.gelu(x, approximate="tanh"), functional.silu(x),
@@ -227,6 +257,27 @@ def test_a_program_computes_what_torch_computes(name: str) -> None:
     function, args = PROGRAMS[name]
     model = imported(Program(function), args)
     assert_same(model(*[each.numpy() for each in args]), function(*args), 1e-4 if name == "images" else 1e-5)
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+def test_halves_have_room_for_squares(kind: Any) -> None:
+    made = torch.Generator().manual_seed(0)
+    x = (torch.randn(3, 4, 8, generator=made) * 1000).to(kind)
+    program = Program(
+        lambda x: [
+            torch.linalg.vector_norm(x[:, 0], dim=1), torch.linalg.vector_norm(x[:, 0], 3, dim=1), x.std(-1),
+            functional.normalize(x, dim=-1), functional.cosine_similarity(x[0], x[1], dim=-1),
+            functional.rms_norm(x, (8,)), functional.rms_norm(x / 1e6, (8,)), functional.layer_norm(x, (8,)),
+            functional.layer_norm(x, (4, 8), torch.ones(4, 8).to(kind), torch.ones(4, 8).to(kind)),
+            functional.instance_norm(x), x * 1e-9, 1 - x / 1e6, x * torch.tensor(1e-8),
+        ]
+    )  # fmt: skip
+    model = imported(program, (x,))
+    found = model(x.view(torch.int16).numpy().view(model.inputs[0].dtype.numpy))
+    for got, expected in zip(found.values(), program(x), strict=True):
+        assert str(expected.dtype) == f"torch.{np.asarray(got).dtype}"
+        close = 2 * torch.finfo(kind).eps
+        np.testing.assert_allclose(np.asarray(got, np.float64), expected.double(), rtol=close, atol=close)
 
 
 @pytest.mark.parametrize("name", MODULES)

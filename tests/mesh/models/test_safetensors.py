@@ -1,6 +1,7 @@
 """Safetensors files: what the reference package writes is read, and what is written it reads; damage is named."""
 
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,29 @@ DAMAGED = [
 def test_damage_is_named(tmp_path: Path, header: Any, body: bytes, length: int | None, words: str) -> None:
     with pytest.raises(InputError, match=words):
         mesh.load_safetensors(write(tmp_path / "x.safetensors", header, body, length))
+
+
+def test_a_file_stays_where_the_disk_has_no_room_for_the_new_one(tmp_path: Path) -> None:
+    file = tmp_path / "x.safetensors"
+    mesh.save_safetensors({"w": np.arange(10.0)}, file)
+    before, limits = file.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+    try:
+        with pytest.raises(InputError, match="cannot write"):
+            mesh.save_safetensors({"w": np.ones(10_000)}, file)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert file.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [file]
+    with pytest.raises(InputError, match="no tensor can be called '__metadata__'"):
+        mesh.save_safetensors({"__metadata__": np.ones(2)}, file)
+
+
+def test_a_link_to_a_file_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "x.safetensors")
+    mesh.save_safetensors(TENSORS, tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert set(load_file(tmp_path / "x.safetensors")) == set(TENSORS)
 
 
 def test_missing_and_unreadable_files_are_named(tmp_path: Path) -> None:
