@@ -141,15 +141,18 @@ class Reader:
                 f"the weights {proto.name!r} lie in the file {where.get('location')!r}",
                 next_step="Load the model by its path, so that files beside it are found",
             )
-        path = self._file(proto.name, where.get("location", ""))
+        location = where.get("location")
+        if location is None or "\0" in location:
+            raise InputError(f"the weights {proto.name!r} lie in {location!r:.100}, which is no name of a file")
+        path = self._file(proto.name, location)
         shape, offset = tuple(proto.dims), _size(where.get("offset", "0"))
         expected = math.prod(shape) * dtype.itemsize
         length = _size(where.get("length", str(expected)))
         if offset is None or length != expected or min(shape, default=0) < 0:
             listed = ", ".join(f"{key} {value}" for key, value in where.items())
             raise InputError(f"the weights {proto.name!r} of shape {list(shape)} are {expected} bytes, not {listed}")
-        if not path.is_file():
-            raise InputError(f"the weights {proto.name!r} lie in {path}, which does not exist")
+        if not os.path.isfile(path):  # of a name that is too long, too
+            raise InputError(f"the weights {proto.name!r} lie in {path!s:.300}, which does not exist")
         if path.stat().st_size < offset + expected:
             raise InputError(f"the weights {proto.name!r} need {expected} bytes at {offset} of {path}, which has fewer")
         if expected == 0:
@@ -176,15 +179,23 @@ class Reader:
         values = self._tensor(proto.values, label)
         if values is None:
             return None
-        dense = np.zeros(tuple(proto.dims), values.dtype)
         indices = _array(proto.indices)
-        places = indices if indices.ndim == 1 else np.ravel_multi_index(tuple(indices.T), dense.shape)
-        dense.reshape(-1)[places] = values
+        try:
+            dense = np.zeros(tuple(proto.dims), values.dtype)
+            places = np.ravel_multi_index((indices,) if indices.ndim == 1 else tuple(indices.T),
+                                          (dense.size,) if indices.ndim == 1 else dense.shape)  # fmt: skip
+            if places.shape != values.shape:
+                raise ValueError(f"{values.shape} values at {places.shape} places")
+            dense.reshape(-1)[places] = values
+        except (ValueError, TypeError, MemoryError) as error:
+            raise InputError(f"the sparse weights {proto.values.name!r} are damaged", cause=str(error)) from error
         return dense
 
 
 def _array(proto: Any) -> NDArray[Any]:
     try:
+        if min(proto.dims, default=0) < 0:
+            raise ValueError(f"a shape of {list(proto.dims)}")
         array: NDArray[Any] = package().numpy_helper.to_array(proto)
     except (ValueError, TypeError) as error:
         raise InputError(f"the weights {proto.name!r} are damaged", cause=str(error)) from error
@@ -203,7 +214,7 @@ _SCALARS: dict[str, Any] = {
 
 
 def _size(text: str) -> int | None:
-    return int(text) if text.isascii() and text.isdigit() else None
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 20 else None
 
 
 def domain(name: str) -> str:
@@ -213,7 +224,8 @@ def domain(name: str) -> str:
 
 def _is_tensor(node: Node) -> bool:
     """Whether a node is an initialiser by another name."""
-    return node.op == "Constant" and node.domain == DOMAIN and isinstance(node.attributes.get("value"), np.ndarray)
+    known = isinstance(node.attributes.get("value"), np.ndarray)
+    return known and node.op == "Constant" and node.domain == DOMAIN and len(node.outputs) == 1
 
 
 def declared(value: Any) -> Declared:

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from wire.errors import Unsupported
+from wire.errors import InputError, Unsupported
 from wire.ir.dtypes import BY_NAME
 
 from . import functions
 from .evaluate import Row
 from .program import DOMAIN, ELEMENT_TYPES, Graph, Node, Program, element_name
-from .reading import package
+from .reading import domain, package
 from .types import Kind, kinds_of
 
 STRINGS, SEQUENCES, OPTIONALS = "strings are out of scope", "sequences are out of scope", "optionals are out of scope"
@@ -45,6 +46,8 @@ DOMAINS_OUT_OF_SCOPE = {
     "ai.onnx.training": "training is out of scope",
     "ai.onnx.preview.training": "training is out of scope",
 }
+FUNCTIONS_DEEP_MAX = 50
+NODES_MAX = 1_000_000
 _Words = dict[str, tuple[str, ...]]
 _WINDOWS: _Words = {"auto_pad": ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")}
 _SCATTERED: _Words = {"reduction": ("none", "add", "mul", "max", "min")}
@@ -83,7 +86,8 @@ class Problem:
 
 
 def require_supported(program: Program, rows: Mapping[tuple[str, str], Row]) -> None:
-    """Raise Unsupported with every problem of the model, one per line."""
+    """Raise Unsupported with every problem of the model, one per line; InputError if its functions have no end."""
+    _require_finite(program)
     missing = list(dict.fromkeys(problems(program, rows)))
     if missing:
         lines = "".join(f"\n  {problem}" for problem in missing)
@@ -92,6 +96,28 @@ def require_supported(program: Program, rows: Mapping[tuple[str, str], Row]) -> 
             op=missing[0].op,
             next_step="docs/importers.md lists what is supported",
         )
+
+
+def _require_finite(program: Program) -> None:
+    """Refuse functions that call themselves, or one another so often that nobody can write their nodes out."""
+    known: dict[tuple[str, str, str], int] = {}
+
+    def written_out(protos: Any, depth: int) -> int:
+        total = 0
+        for proto in protos:
+            key = domain(proto.domain), proto.op_type, getattr(proto, "overload", "")
+            if key in program.functions and key not in known:
+                if depth == FUNCTIONS_DEEP_MAX:
+                    raise InputError(f"the function {proto.op_type!r} of the model calls itself, or calls too deep")
+                known[key] = written_out(program.functions[key].node, depth + 1)
+            graphs = [graph for part in proto.attribute for graph in (*part.graphs, part.g)]
+            total += 1 + known.get(key, 0) + sum(written_out(graph.node, depth) for graph in graphs)
+        if total > NODES_MAX:
+            raise InputError(f"the functions of the model are more than {NODES_MAX:,} nodes when they are written out")
+        return total
+
+    for function in program.functions.values():
+        written_out(function.node, 0)
 
 
 def problems(program: Program, rows: Mapping[tuple[str, str], Row]) -> Iterator[Problem]:

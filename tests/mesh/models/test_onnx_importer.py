@@ -305,6 +305,35 @@ def test_functions_of_the_model_are_expanded() -> None:
     assert ran(mesh.load(made), x=np.array([2, -3], np.float32))["y"].tolist() == [4.0, 9.0]
 
 
+@pytest.mark.parametrize("count", [1, 2, 40])
+def test_functions_without_an_end_are_refused(count: int) -> None:
+    """Those that call themselves, one another in turn, and the next one twice, which makes 2^40 nodes."""
+    names = [f"f{number}" for number in range(count)]
+    functions = [
+        helper.make_function(
+            "own",
+            name,
+            ["a"],
+            ["b"],
+            [
+                helper.make_node(called, ["a"], ["c"], domain="own"),
+                helper.make_node(called, ["c"], ["b"], domain="own"),
+            ],
+            [helper.make_opsetid("own", 1)],
+        )
+        for name, called in zip(names, [*names[1:], "last" if count == 40 else names[0]], strict=True)
+    ]
+    made = proto(
+        [helper.make_node(names[0], ["x"], ["y"], domain="own")],
+        [value("x", F, [1])],
+        [value("y", F, [1])],
+        functions=functions,
+        domains=[helper.make_opsetid("own", 1)],
+    )
+    with pytest.raises(InputError, match="nodes when they are written out" if count == 40 else "calls itself"):
+        mesh.load(made)
+
+
 def test_a_shipped_network_gives_what_is_shipped_with_it() -> None:
     model = mesh.load(light_models.path_of("squeezenet"))
     given = light_models.dummy_input(light_models.model("squeezenet"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,40 @@ def test_damaged_files_are_what_onnx_makes_of_them(tmp_path: Path) -> None:
         assert ours == theirs, seed
         read_alike += ours is not None
     assert read_alike > 40
+
+
+def one(shape: Sequence[int], data: bytes = bytes(8), **external: str) -> onnx.TensorProto:
+    """The weight "w" of a model, of which the file says what it likes."""
+    kept = {"data_location": onnx.TensorProto.EXTERNAL} if external else {"raw_data": data}
+    entries = [onnx.StringStringEntryProto(key=key, value=text) for key, text in external.items()]
+    return onnx.TensorProto(name="w", data_type=1, dims=shape, external_data=entries, **kept)
+
+
+def sparse(values: int, places: NDArray[Any], shape: Sequence[int]) -> onnx.SparseTensorProto:
+    tensors = (numpy_helper.from_array(array, "w") for array in (np.ones(values, np.float32), places))
+    return onnx.helper.make_sparse_tensor(*tensors, shape)
+
+
+@pytest.mark.parametrize(
+    ("weight", "words"),
+    [
+        (one([-1]), r"shape of \[-1\]"),
+        (one([2], location="a\0b"), "no name of a file"),
+        (one([2], offset="0"), "no name of a file"),
+        (one([2], location="a" * 5000), "does not exist"),
+        (one([2], location="w.bin", offset="9" * 5000), "are 8 bytes, not"),
+        (sparse(2, np.array([0, 9]), [2]), "sparse weights 'w' are damaged"),
+        (sparse(2, np.array([0, -1]), [2]), "sparse weights 'w' are damaged"),
+        (sparse(2, np.array([[0, 0], [5, 5]]), [2, 2]), "sparse weights 'w' are damaged"),
+        (sparse(2, np.array([0, 1, 1]), [3]), "2,.* values at .3,"),
+        (sparse(2, np.array([0, 1]), [1 << 45]), "Unable to allocate"),
+    ],
+)
+def test_weights_that_cannot_be_are_refused(tmp_path: Path, weight: Any, words: str) -> None:
+    made = model_of({"v": np.ones(2, np.float32)})
+    (made.graph.sparse_initializer if hasattr(weight, "indices") else made.graph.initializer).append(weight)
+    with pytest.raises(InputError, match=words):
+        mesh.load(saved(tmp_path, made))
 
 
 def test_weights_of_another_length_than_their_shape_are_refused(tmp_path: Path) -> None:
