@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import tracemalloc
 from typing import Any
 
 import numpy as np
 import pytest
+from support.cases.control_cases import siblings
 from support.cases.values import any_bits, ordinary
 from support.compare import same_bits
 
@@ -55,6 +57,23 @@ def test_memory_counts_what_is_alive_and_not_inputs_or_constants() -> None:
     total = builder.add("mul", doubled, builder.add("neg", doubled))
     graph = builder.build([total, doubled])
     assert CpuEngine().compile(graph).memory_bytes == 3 * 1024
+
+
+@pytest.mark.parametrize("full", [0, 1])
+def test_singular_values_of_what_is_not_finite_are_nan(full: int) -> None:
+    """LAPACK turns for ever over some infinities.  Matrices beside it in a batch have the bits that they have alone."""
+    x = np.stack([ordinary(F32, 5, 3, seed=seed) for seed in range(40)])
+    for number, matrix in enumerate(x[1:], 1):
+        matrix.reshape(-1)[number % 15] = (np.inf, -np.inf, np.nan)[number % 3]
+    builder = GraphBuilder()
+    results = siblings(builder, "svd", builder.input("x", x.shape, F32), count=3, full=full)
+    graph, found = builder.build(results), list[Any]()
+    computing = threading.Thread(target=lambda: found.extend(evaluate(graph, {"x": x})), daemon=True)
+    computing.start()
+    computing.join(60)
+    assert found, "it does not end"
+    for array, alone in zip(found, np.linalg.svd(x[0], full_matrices=bool(full)), strict=True):
+        assert np.isnan(array[1:]).all() and same_bits(array[0], alone)
 
 
 def views() -> WireGraph:

@@ -62,7 +62,12 @@ def _eigh(x: HostArray, attrs: Attrs) -> Sequence[HostArray]:
 
 
 def _svd(x: HostArray, attrs: Attrs) -> Sequence[HostArray]:
-    return np.linalg.svd(x, full_matrices=bool(attrs["full"]))
+    """LAPACK turns for ever over some infinities, so it is not given them."""
+    finite = np.asarray(np.isfinite(x).all(axis=(-2, -1), keepdims=True))
+    results = np.linalg.svd(x if finite.all() else np.where(finite, x, 0), full_matrices=bool(attrs["full"]))
+    if finite.all():
+        return results
+    return [np.where(finite if array.ndim == x.ndim else finite[..., 0], array, np.nan) for array in results]
 
 
 def _lu(x: HostArray, attrs: Attrs) -> Sequence[HostArray]:
