@@ -16,8 +16,10 @@ import platformdirs
 
 from wire.addresses import LAST_PORT, PORT
 from wire.bounds import CACHED_WEIGHTS
+from wire.errors import ConfigError
 from wire.system.memory import default_budget
 from wire.system.private_folder import APP, state_root
+from wire.text import well_formed
 from wire.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
 
@@ -106,6 +108,13 @@ class WorkerConfig:
         if self.kernel_dir or self.cache_dir:
             return Path(self.kernel_dir) if self.kernel_dir else Path(self.cache_dir) / "kernels"
         return platformdirs.user_cache_path(APP, appauthor=False) / "@kernels"  # no mesh has such a name
+
+    def check(self) -> None:
+        """Check that engine hosts can be told where the kernels are; ConfigError if that path is no text."""
+        folder = str(self.kernel_folder)
+        if well_formed(folder) != folder:
+            step = "Name another one: --kernel-dir DIR"
+            raise ConfigError(f"the path of the folder of kernels, {folder}, is not UTF-8", next_step=step)
 
     @property
     def measured_folder(self) -> Path:

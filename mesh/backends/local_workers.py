@@ -27,7 +27,7 @@ from typing import IO
 from platformdirs import user_cache_path
 
 from wire.errors import ConfigError, ConnectFailed
-from wire.limits import DEFAULT, KIB
+from wire.limits import DEFAULT, KIB, THREADS_MAX
 from wire.security.user_secret import new_secret
 from wire.system.cores import core_count
 from wire.system.shared_memory import SharedDir
@@ -207,6 +207,8 @@ def thread_count(threads: int | None) -> int:
         return 0
     if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
         raise ConfigError(f"a worker has one thread or more, and a whole number of them, not {threads!r}")
+    if threads > THREADS_MAX:
+        raise ConfigError(f"a worker has at most {THREADS_MAX} threads, not {threads}")
     return threads
 
 

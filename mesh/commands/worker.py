@@ -14,13 +14,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from wire.errors import ConfigError
+from wire.limits import THREADS_MAX
 from wire.protocol.engine_names import ON_CPU
 from wire.system.private_folder import state_root
 from wire.timeouts import WORKER
 
 from ..util.units import parse_size
 from .exit_codes import INTERRUPTED, OK, run_command
-from .flags import add_common, add_listening, add_timeouts, command, mesh_name, node_name, timeouts, verbosity
+from .flags import (
+    add_common,
+    add_listening,
+    add_timeouts,
+    command,
+    mesh_name,
+    name_of_one,
+    node_name,
+    timeouts,
+    verbosity,
+)
 from .output import say
 
 if TYPE_CHECKING:
@@ -65,6 +76,7 @@ def parser() -> argparse.ArgumentParser:
     root.add_argument(
         "--device",
         action="append",
+        type=name_of_one,
         default=[],
         metavar="N|name|cpu|native",
         help="a device to lend, as --list-devices shows it (repeatable; default: the best adapter and the cpu); "
@@ -221,8 +233,9 @@ def _trace() -> str:
 
 
 def _threads(asked: int) -> int:
-    if asked < 0:
-        raise ConfigError(f"--threads {asked} is no number of threads", next_step="Give 1 or more, or leave it out")
+    if not 0 <= asked <= THREADS_MAX:
+        step = f"Give 1 to {THREADS_MAX}, or leave it out"
+        raise ConfigError(f"--threads {asked} is no number of threads", next_step=step)
     return asked
 
 

@@ -28,6 +28,7 @@ from wire.ir.workspace import scratch_bytes
 from wire.passes.collective_order import meets, stages
 from wire.passes.provenance import Provenance
 from wire.passes.unroll_spmd import unroll
+from wire.system.cores import core_count
 from wire.system.memory import default_budget
 
 from ..compiler.inline_composites import inline_composites
@@ -654,9 +655,10 @@ def fastest(work: Callable[[], object], threads: int = 0) -> float:
 
     Of work that keeps `threads` threads busy, and no other thread of this process computes meanwhile, it is their share
     of processor time: figures are kept, and other programs that run while they are taken should have no part in them.
+    More threads than cores keep the cores busy, and no more.
     """
     fine = time.get_clock_info("process_time").resolution <= CLOCK_RESOLUTION_S
-    clock, share = (time.process_time, threads) if threads and fine else (time.perf_counter, 1)
+    clock, share = (time.process_time, min(threads, core_count())) if threads and fine else (time.perf_counter, 1)
     work()
     times = []
     for _ in range(5):

@@ -75,6 +75,7 @@ AGAIN = -1  # instead of an exit code: start once more in the same process
 
 async def run_worker(config: WorkerConfig, environment: Environment = REAL) -> int:
     """Serve until the end; the exit code: 0 drained, 3 no device is left.  MeshError if it cannot start."""
+    config.check()
     ring = start_logging(config.verbosity, config.log_json)
     allow_open_files()
     hold_buffers()

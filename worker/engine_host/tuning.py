@@ -54,6 +54,7 @@ class Tuning:
 
     async def run(self, classes: Classes, limit_s: float) -> EngineInfo:
         """Measure these classes, of a device described so, for at most about so long; the device.  MeshError."""
+        self._config.check()
         with closing(SharedDir.create()) as shared:
             try:
                 info = await self._start(shared)
