@@ -65,7 +65,7 @@ class Credentials:
         if not self.files.key.exists():
             self._write(self.files.key, new_key().pem())
         _check_private(self.files.key)
-        self._pem = self.files.key.read_bytes()
+        self._pem = _read_key(self.files.key)
         self.key = key_from_pem(self._pem)
         self._admitted: Admitted | None = None
         if self.files.certificate.exists():
@@ -288,6 +288,16 @@ def _trusted(admitted: Admitted) -> tuple[bytes, bytes]:
 def _check_private(path: Path) -> None:
     if sys.platform != "win32" and path.stat().st_mode & 0o077:
         raise ConfigError(f"others can read the key {path}", next_step=f"chmod 600 {path}, or remove its folder")
+
+
+def _read_key(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:  # it is another user's, where a command once ran by sudo
+        step = f"Make it yours again, or remove {path.parent} and join with a new token"
+        raise ConfigError(
+            f"the key {path} cannot be read", cause=error.strerror or str(error), next_step=step
+        ) from None
 
 
 # -- renewal -----------------------------------------------------------------------------------------------

@@ -283,3 +283,11 @@ async def test_certificates_are_renewed_in_time_for_ever(tmp_path: Path) -> None
     ]
     assert asked_s == pytest.approx(due, abs=2.0)
     assert max(slept) <= LOOK_S == LAN.certificate_retry_s
+
+
+def test_a_key_that_cannot_be_read_is_named_with_what_to_do(tmp_path: Path) -> None:
+    """As one that is another user's, which this user could read if it runs the tests as root."""
+    (tmp_path / "node.key").mkdir(0o700)
+    with pytest.raises(ConfigError, match=r"the key .*node\.key cannot be read") as raised:
+        Credentials(tmp_path)
+    assert "join with a new token" in raised.value.next_step
