@@ -139,7 +139,7 @@ def test_the_command_prints_a_table_texts_and_json(served: Explained) -> None:
         ["2", "numpy", "mul"],
     ]
     assert rows[3].startswith("all")
-    assert "a clock around each numpy call" in done.stdout and "no kernel: 0-1," in done.stdout
+    assert "a clock around each numpy call" in done.stdout and "no kernel, by number: 0-1," in done.stdout
     assert done.stdout.count("-- kernel ") == 3 and "-- kernel 0: numpy dot\ndot(f32[64,32], f32[32,16])" in done.stdout
     explanation = served.json("explain", "g.wire")
     assert explanation["worker"] in ENGINES, "the one that a plan takes"

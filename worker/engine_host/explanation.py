@@ -121,7 +121,7 @@ def _check(places: Sequence[_Place], texts: Texts) -> None:
         raise LimitExceeded(f"{count} kernels are more than an answer has room for: {DEFAULT.graph_nodes_max}")
     if texts.kernel is not None and texts.kernel >= count:
         raise InputError(
-            f"there is no kernel {texts.kernel}", next_step=f"The graph has {counted(count, 'kernel')}, from 0"
+            f"there is no kernel {texts.kernel}", next_step=f"There are {counted(count, 'kernel')}, from 0"
         )
     wanted = range(count) if texts.kernel is None else (texts.kernel,)
     total = sum(len(places[number].row.text) for number in wanted)
