@@ -1,4 +1,5 @@
-"""Ollama's interface: POST /api/chat, /api/generate, /api/embed, /api/show; GET /api/tags, /api/ps, /api/version.
+"""Ollama's interface: POST /api/chat, /api/generate, /api/embed, /api/embeddings, /api/show; GET /api/tags, /api/ps,
+/api/version.
 
 Answers are lines of JSON.  Times are in nanoseconds.
 """
@@ -114,6 +115,17 @@ async def embed(call: Call) -> Reply:
     rows, tokens = await model.embed(texts, call.client, cut, keep_s)
     took = {"total_duration": call.clock_ns() - began_ns, "load_duration": 0, "prompt_eval_count": tokens}
     return JsonReply({"model": model.facts.name, "embeddings": rows.tolist(), **took})
+
+
+async def embed_one(call: Call) -> Reply:
+    """Embed one text, as clients ask that are older than /api/embed."""
+    fields = Fields(call.body)
+    model = call.models.embedding(fields.text("model"))
+    texts, keep_s = read_prompts(fields.text("prompt"), "prompt"), _keep(fields)
+    _options(fields)
+    fields.done()
+    rows, _ = await model.embed(texts, call.client, True, keep_s)
+    return JsonReply({"embedding": rows[0].tolist()})
 
 
 async def tags(call: Call) -> Reply:

@@ -13,7 +13,7 @@ from .anthropic_messages import count_tokens, failed_message, messages
 from .api_error import ApiError, anthropic_shape, ollama_shape, openai_shape
 from .calls import Call
 from .metrics import CONTENT_TYPE
-from .ollama import chat, embed, generate, running, show, tags, version
+from .ollama import chat, embed, embed_one, generate, running, show, tags, version
 from .openai_chat import chat_completions, failed_frame
 from .openai_completions import completions
 from .openai_models import embeddings, list_models, one_model
@@ -59,6 +59,7 @@ ROUTES: tuple[Route, ...] = (
     Route("POST", "/api/chat", chat, ollama_shape),
     Route("POST", "/api/generate", generate, ollama_shape),
     Route("POST", "/api/embed", embed, ollama_shape),
+    Route("POST", "/api/embeddings", embed_one, ollama_shape),
     Route("POST", "/api/show", show, ollama_shape),
     Route("GET", "/api/tags", tags, ollama_shape),
     Route("GET", "/api/ps", running, ollama_shape),

@@ -193,6 +193,7 @@ def test_ollama_formats_and_models(llamas: ollama.Client) -> None:
     assert llamas.show("minilm").capabilities == ["embedding"]
     rows = llamas.embed("minilm", ["A cat sat.", "word " * 400]).embeddings
     np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1, atol=1e-5)
+    np.testing.assert_allclose(llamas.embeddings("minilm", "A cat sat.").embedding, rows[0], rtol=0, atol=1e-6)
 
 
 def test_ollama_penalties_are_for_the_last_tokens(llamas: ollama.Client, folder: Path) -> None:

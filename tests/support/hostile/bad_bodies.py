@@ -107,6 +107,7 @@ BODIES: dict[str, Any] = {
         "format": {"type": "object"},
     },
     "/api/embed": {"model": "minilm", "input": ["a"], "truncate": True},
+    "/api/embeddings": {"model": "minilm", "prompt": "a", "options": {}},
     "/api/show": {"model": "llama", "verbose": True},
 }
 JUNK: list[Any] = [

@@ -26,6 +26,7 @@ BODIES = {
     "/api/chat": {"model": "llama", "messages": [{"role": "user", "content": "Hello"}]},
     "/api/generate": {"model": "llama", "prompt": "Hello"},
     "/api/embed": {"model": "minilm", "input": "Hello"},
+    "/api/embeddings": {"model": "minilm", "prompt": "Hello"},
     "/api/show": {"model": "llama"},
 }
 READS = ("/v1/models", "/v1/models/llama", "/api/tags", "/api/ps", "/api/version", "/metrics")
