@@ -1,4 +1,5 @@
-"""SIGSTOP of a program that trains, and of the coordinator daemon that does it for it: no step is lost, no bit changes.
+"""SIGSTOP of a program that trains, calls or generates, and of the coordinator daemon that does it for it: no step is
+lost, no bit changes.
 
 Its workers are processes of their own and go on.  Each stop is at a random moment of the same run.
 """
@@ -11,10 +12,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from functools import cache
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import cache, partial
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -23,34 +25,37 @@ from support.by_seed import asked
 from support.cases.training import batch, first_state, train
 from support.processes.commands import Daemon, daemon, environment, node_states, wait_for
 from support.processes.fault_proxy import FaultProxy
+from support.processes.stopped_caller import ASK
 from support.processes.stopped_program import digest
 
 from mesh import Mesh
 from wire.addresses import parse_address
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGSTOP")
-PROGRAM = Path(__file__).parent.parent / "support" / "processes" / "stopped_program.py"
+PROCESSES = Path(__file__).parent.parent / "support" / "processes"
 ANSWER_S = 120.0  # for a line of the program, whatever else the machine does
 KINDS = ("buddy", "coded", "coded 1 of 3", "checkpoint", "none")
 STOPS_S = (1.0, 3.0, 10.0, 60.0)
+Undisturbed = Callable[[int], tuple[list[str], str]]  # what so many steps say, and the digest of the state after them
 STOPPED = ("program", "client", "daemon")  # one that coordinates, one that has a daemon do it, and that daemon
 
 
 class Program:
-    """The program as it runs, and what it said."""
+    """The program as it runs, and what it said: the number of each step or answer, what came, and when."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: subprocess.Popen[str], undisturbed: Undisturbed) -> None:
         self.process = process
-        self.losses: list[float] = []
+        self.said: list[str] = []
         self.longest_s = 0.0  # from a SIGCONT to the next step
+        self._undisturbed = undisturbed
 
     def read(self) -> float:
         """One more step; when it was told."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline().split()
         assert len(line) == 3, f"it said {line} and not what a step gave"
-        assert int(line[0]) == len(self.losses), "steps are told in order, once"
-        self.losses.append(float.fromhex(line[1]))
+        assert int(line[0]) == len(self.said), "steps are told in order, once"
+        self.said.append(line[1])
         return float(line[2])
 
     def stop(self, pid: int, seconds: float) -> None:
@@ -63,41 +68,58 @@ class Program:
 
     def read_on(self, since_s: float | None = None) -> float:
         """All steps until one that was done later than that, or than now; when it was told."""
-        since_s, before = time.monotonic() if since_s is None else since_s, len(self.losses)
+        since_s, before = time.monotonic() if since_s is None else since_s, len(self.said)
         while (told_s := self.read()) <= since_s:
-            assert len(self.losses) < before + 10_000
+            assert len(self.said) < before + 10_000
         return told_s
 
     def end(self) -> None:
         """Have it end, and compare all it did with a run that nobody stopped."""
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.close()
+        state = ""
         for line in self.process.stdout:
             words = line.split()
             if words[0] == "state":
-                assert (self.losses, words[1]) == undisturbed(len(self.losses))
-                break
-            self.losses.append(float.fromhex(words[1]))
+                state = words[1]
+            else:
+                self.said.append(words[1])
+        assert (self.said, state) == self._undisturbed(len(self.said))
         assert self.process.wait(ANSWER_S) == 0
 
 
 @cache
-def undisturbed(steps: int) -> tuple[list[float], str]:
+def trained_alone(steps: int) -> tuple[list[str], str]:
     with Mesh.builder().build() as mesh, mesh.session(train, first_state(), *batch(0), mode="off") as session:
-        losses = [float(session.step(*batch(step)).result()) for step in range(steps)]
+        losses = [float(session.step(*batch(step)).result()).hex() for step in range(steps)]
         return losses, digest(session.state())
 
 
+def answered_alone(what: str, answers: int) -> tuple[list[str], str]:
+    with Mesh.builder().build() as mesh:
+        return list(islice(ASK[what](mesh, "off"), answers)), ""
+
+
 @contextmanager
-def program(env: Mapping[str, str], *arguments: str) -> Iterator[Program]:
-    command, pipe = [sys.executable, str(PROGRAM), *arguments], subprocess.PIPE
+def started(undisturbed: Undisturbed, env: Mapping[str, str], file: str, *arguments: str) -> Iterator[Program]:
+    command, pipe = [sys.executable, str(PROCESSES / file), *arguments], subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=env) as made:
         try:
-            yield Program(made)
+            yield Program(made, undisturbed)
         finally:
             if made.poll() is None:
                 os.kill(made.pid, signal.SIGCONT)
                 made.kill()
+
+
+def program(env: Mapping[str, str], *arguments: str) -> AbstractContextManager[Program]:
+    """One that trains."""
+    return started(trained_alone, env, "stopped_program.py", *arguments)
+
+
+def caller(what: str, env: Mapping[str, str], address: str) -> AbstractContextManager[Program]:
+    """One that calls, or generates texts."""
+    return started(partial(answered_alone, what), env, "stopped_caller.py", what, address)
 
 
 def stopped(running: Program, pid: int, stops_s: tuple[float, ...], seed: int = 0) -> None:
@@ -146,7 +168,7 @@ def trained(stopped_one: str, copies: str, stops_s: tuple[float, ...], seed: int
             pid = (running if stopped_one == "client" else coordinator).process.pid
         stopped(running, pid, stops_s, seed)
         print(f"{stopped_one}, {copies}: {len(stops_s)} stops, the next step at most {running.longest_s:.2f} s later")
-        return len(running.losses)
+        return len(running.said)
 
 
 def round_of(stopped_one: str, moments: tuple[int, ...], seed: int, folder: Path) -> list[int]:
@@ -165,6 +187,32 @@ def round_of(stopped_one: str, moments: tuple[int, ...], seed: int, folder: Path
 def test_programs_that_are_stopped_at_many_moments_go_on_where_they_were(stopped_one: str, tmp_path: Path) -> None:
     moments = (10, 10, 3, 2)
     assert min(round_of(stopped_one, moments, 0, tmp_path)) > sum(moments), "a step after each stop"
+
+
+@pytest.mark.parametrize("what", sorted(ASK))
+def test_calls_and_texts_go_on_where_they_were_when_the_client_or_the_daemon_was_stopped(
+    what: str, tmp_path: Path
+) -> None:
+    assert len(asking(what, (3.0,), 1, tmp_path)) == 2
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("what", sorted(ASK))
+def test_calls_and_texts_are_right_whatever_is_stopped_at_many_moments(what: str, tmp_path: Path) -> None:
+    longest = asking(what, STOPS_S[:2] * 8 + STOPS_S * 2, 0, tmp_path)
+    print(f"{what}: the next answer at most {longest} s later")
+    assert len(longest) == 2
+
+
+def asking(what: str, stops_s: tuple[float, ...], seed: int, folder: Path) -> list[float]:
+    """A caller whose process is stopped, and then one whose daemon is; the longest wait of each for an answer."""
+    with served(folder) as (coordinator, env):
+        longest = []
+        for daemon_too in (False, True):
+            with caller(what, env, coordinator.address) as running:
+                stopped(running, (coordinator if daemon_too else running).process.pid, stops_s, seed)
+                longest.append(round(running.longest_s, 2))
+        return longest
 
 
 def test_a_link_of_a_client_that_breaks_again_and_again_costs_its_session_nothing(tmp_path: Path) -> None:
