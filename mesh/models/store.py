@@ -3,8 +3,9 @@
     <store>/ORG/NAME            a model; `NAME@REVISION` where a revision was asked for
     <store>/ORG/NAME/.pulled    what a pull has checked: the revision, and every file with its size and checksum
 
-The door of huggingface-hub.  A file that was cut off goes on where it was, also in another process.  Every file is
-checked against the checksum that the hub tells, and a model counts as pulled when all of its files are there.
+The one user of huggingface-hub.  A download that was cut off continues where it was, also in another process.  Every
+file is checked against the checksum that the hub tells.  Files take their places when all have come: until then a model
+that was pulled before stays as it was.
 """
 
 from __future__ import annotations
@@ -370,27 +371,30 @@ class ModelStore:
     def _fetch(
         self, hub: Any, model: ModelName, commit: str, files: Sequence[_File], folder: Path, report: Report | None
     ) -> None:
-        """Every file that is not there as the notes tell; notes are written when all are."""
+        """Every file that is not there; notes are written when all are."""
         notes = _notes(folder)
         known = notes["files"] if notes else {}
-        there = {file.path for file in files if _is_there(folder, file, known)}
-        self._check_room(folder, sum(file.size_bytes for file in files if file.path not in there))
-        done = sum(file.size_bytes for file in files if file.path in there)
-        for file in files:
-            if file.path in there:
-                continue
+        parts = {file: _part_of(folder, file) for file in files if not _is_there(folder, file, known)}
+        wanted_bytes = sum(max(file.size_bytes - _size_of(part), 0) for file, part in parts.items())
+        others_bytes = sum(entry["size_bytes"] for path, entry in known.items() if path not in {f.path for f in files})
+        self._check_room(folder, wanted_bytes, others_bytes + sum(file.size_bytes for file in files))
+        done = sum(file.size_bytes for file in files if file not in parts)
+        for file, part in parts.items():
             before = done
 
             def progressed(count: int, file: _File = file, before: int = before) -> None:
                 if report is not None:
                     report(file.path, count, file.size_bytes, before + count)
 
-            part = folder / OWN / f"{file.checksum}.part"
-            self._get(hub, model, commit, file, part, progressed)
+            if not part.exists() or _size_of(part) < file.size_bytes:
+                self._get(hub, model, commit, file, part, progressed)
             _check(part, file, model)
-            part.replace(folder / file.path)
             done += file.size_bytes
             progressed(file.size_bytes)
+        if parts:
+            (folder / PULLED).unlink(missing_ok=True)  # of a mix of old and new files, `find` must say nothing
+        for file, part in parts.items():
+            part.replace(folder / file.path)
         listed = {file.path: {"size_bytes": file.size_bytes, "checksum": file.checksum} for file in files}
         text = json.dumps({"name": model.repository, "revision": commit, "files": {**known, **listed}}, indent=1)
         Disk().write_whole(folder / PULLED, [text.encode()])
@@ -417,8 +421,8 @@ class ModelStore:
                 displayed_filename=file.path, tqdm_class=_counting(progressed),
             )  # fmt: skip
 
-    def _check_room(self, folder: Path, wanted_bytes: int) -> None:
-        """Raise StorageError if the disk, or the limit of the store, has no room for so much."""
+    def _check_room(self, folder: Path, wanted_bytes: int, model_bytes: int) -> None:
+        """Raise StorageError if the disk has no room for so much, or the limit of the store none for this model."""
         free_bytes = shutil.disk_usage(self.folder).free - LEFT_FREE
         if wanted_bytes > free_bytes:
             raise StorageError(
@@ -428,8 +432,9 @@ class ModelStore:
             )
         if self.limit_bytes is None:
             return
-        held_bytes = sum(model.size_bytes for model in self.models() if model.folder != folder)
-        if held_bytes + wanted_bytes > self.limit_bytes:
+        others_bytes = sum(model.size_bytes for model in self.models() if model.folder != folder)
+        held_bytes = others_bytes + model_bytes - wanted_bytes
+        if others_bytes + model_bytes > self.limit_bytes:
             raise StorageError(
                 f"the download takes {size_text(wanted_bytes)}, and the store {self.folder} has "
                 f"{size_text(held_bytes)} of {size_text(self.limit_bytes)}",
@@ -571,13 +576,26 @@ def _what_to_load(folder: Path, model: ModelName) -> Path:
 
 
 def _is_there(folder: Path, file: _File, known: dict[str, Any]) -> bool:
-    path, recorded = folder / file.path, known.get(file.path)
-    return (
-        recorded is not None
-        and recorded["checksum"] == file.checksum
-        and path.is_file()
-        and (path.stat().st_size == file.size_bytes)
-    )
+    """Whether a file is there as the hub has it.
+
+    One that the notes do not have is read: somebody put it there, or a pull ended before it wrote them.
+    """
+    path, recorded = folder / file.path, known.get(file.path, {})
+    if not path.is_file() or path.stat().st_size != file.size_bytes:
+        return False
+    return recorded.get("checksum") == file.checksum or _checksum(path, file.size_bytes, file.checksum) == file.checksum
+
+
+def _part_of(folder: Path, file: _File) -> Path:
+    """The place of a file until all have come; two files of a model may have the same content."""
+    return folder / OWN / f"{hashlib.sha256(f'{file.checksum} {file.path}'.encode()).hexdigest()}.part"
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _check(part: Path, file: _File, model: ModelName) -> None:

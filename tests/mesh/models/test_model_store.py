@@ -22,6 +22,7 @@ from mesh.models.store import ModelStore, name_of
 ROOT = Path(__file__).resolve().parents[3]
 GOLDEN = ROOT / "tests" / "golden"
 LARGE = bytes(range(256)) * (24 << 12)  # 24 MiB: the library writes pieces of 10
+SHARDS = {"config.json": b"{}", "model-1.safetensors": LARGE[: 1 << 20], "model-2.safetensors": LARGE}
 IDS = np.arange(3, 11, dtype=np.int32)[None]
 
 
@@ -41,6 +42,7 @@ def hub() -> Iterator[Hub]:
             "a-Q5_1.gguf": (GOLDEN / "gguf" / "qwen2-Q5_1.gguf").read_bytes(),
         },
         "org/large": {"config.json": b"{}", "model.safetensors": LARGE},
+        "org/shards": dict(SHARDS),
         "org/pickles": {"config.json": b"{}", "pytorch_model.bin": b"no"},
         "org/gated": {"config.json": b"{}", "model.safetensors": b"no"},
     }
@@ -120,6 +122,68 @@ def test_a_pull_that_failed_goes_on_where_it_was(hub: Hub, store: ModelStore) ->
     assert (store.pull("org/large") / "model.safetensors").read_bytes() == LARGE
     assert hub.ranges("model.safetensors") == [f"bytes={10 << 20}-"]
     assert [model.whole for model in store.models()] == [True]
+
+
+def test_files_that_had_come_before_a_pull_failed_are_not_asked_for_again(hub: Hub, store: ModelStore) -> None:
+    hub.cut_after, hub.cuts, hub.down_after_cuts = 12 << 20, 1, True  # of the larger one
+    with pytest.raises(ConnectFailed):
+        store.pull("org/shards")
+    hub.down = False
+    hub.asked.clear()
+    folder = store.pull("org/shards")
+    assert {path: (folder / path).read_bytes() for path in SHARDS} == SHARDS
+    assert not hub.ranges("config.json") and not hub.ranges("model-1.safetensors")
+    assert hub.ranges("model-2.safetensors") == [f"bytes={10 << 20}-"]
+
+
+def test_an_update_that_is_cut_leaves_the_model_as_it_was(hub: Hub, store: ModelStore) -> None:
+    """The new weights have as many bytes as the old ones, so that sizes do not tell them apart."""
+    folder = store.pull("org/large")
+    new = {"config.json": b"[]", "model.safetensors": LARGE[::-1]}
+    hub.repositories["org/large"] = new
+    hub.cut_after, hub.cuts, hub.down_after_cuts = 12 << 20, 1, True
+    with pytest.raises(ConnectFailed):
+        store.pull("org/large")
+    assert store.find("org/large") == folder
+    assert (folder / "config.json").read_bytes() == b"{}" and (folder / "model.safetensors").read_bytes() == LARGE
+    hub.down = False
+    store.pull("org/large")
+    assert {path: (folder / path).read_bytes() for path in new} == new and store.find("org/large") == folder
+
+
+def test_a_pull_that_ended_between_two_files_is_not_whole(hub: Hub, store: ModelStore) -> None:
+    folder = store.pull("org/large")
+    (folder / ".pulled").unlink()
+    (folder / ".parts").mkdir()
+    (folder / "config.json").write_bytes(b"[]")
+    assert store.find("org/large") is None and [model.whole for model in store.models()] == [False]
+    hub.asked.clear()
+    store.pull("org/large")
+    assert (folder / "config.json").read_bytes() == b"{}" and store.find("org/large") == folder
+    assert hub.ranges("config.json") == [""] and not hub.ranges("model.safetensors"), "what is right is there"
+
+
+def test_what_a_cut_download_has_needs_no_room_again(
+    hub: Hub, store: ModelStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.cut_after, hub.cuts, hub.down_after_cuts = 12 << 20, 1, True
+    with pytest.raises(ConnectFailed):
+        store.pull("org/large")
+    hub.down = False
+    usage = shutil.disk_usage(store.folder)
+    free = (1 << 30) + len(LARGE) - (10 << 20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=free - 1))
+    with pytest.raises(StorageError, match=r"the download takes 14.* MiB, and the disk of"):
+        store.pull("org/large")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=free))
+    assert (store.pull("org/large") / "model.safetensors").read_bytes() == LARGE
+
+
+def test_two_files_of_the_same_content_both_come(hub: Hub, store: ModelStore) -> None:
+    same = SHARDS["model-1.safetensors"]
+    hub.repositories["org/shards"]["model-2.safetensors"] = same
+    folder = store.pull("org/shards")
+    assert all((folder / f"model-{number}.safetensors").read_bytes() == same for number in (1, 2))
 
 
 @pytest.mark.parametrize("path", ["model.safetensors", "config.json"])
