@@ -112,7 +112,7 @@ class DurableCluster(Cluster):
             return False
         self.coordinator = Coordinator(
             config, identity, None, lambda identity, handler, host=self.host: self._endpoint(host, identity, handler),
-            self.checker.coordinator,
+            self.checker.coordinator, self.answerer,
         )  # fmt: skip
         self.coordinator.epoch = store.epoch
         if self.host == STANDBY:
