@@ -8,6 +8,7 @@ import contextlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield Site(env, coordinator, folder)
 
 
+def logs(coordinator: Daemon, said: str) -> bool:
+    return said in coordinator.log.read_text()
+
+
 def harmless(text: str) -> bool:
     return all(line.isprintable() and not line.startswith("17:00:00") for line in text.split("\n"))
 
@@ -128,7 +133,7 @@ def test_last_words_and_reasons_are_escaped_in_the_log(site: Site) -> None:
 
     asyncio.run(scenario())
     for said in ("cellar: line ", "cellar leaves: bye \\x1b[2J"):
-        wait_for(lambda said=said: said in site.coordinator.log.read_text())  # type: ignore[misc]
+        wait_for(partial(logs, site.coordinator, said))
     assert harmless(site.coordinator.log.read_text())
 
 

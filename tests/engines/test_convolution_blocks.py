@@ -2,7 +2,6 @@
 
 import math
 import sys
-import tracemalloc
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from support.traced_memory import peak_bytes_of
 
 from coordinator.planning.model.liveness import working_set
 from mesh import nn, trace_full, vjp
@@ -86,12 +86,7 @@ def test_blocks_are_put_together(conv: Conv) -> None:
 def test_no_more_memory_is_taken_than_was_said(conv: Conv, dtype: DType) -> None:
     graph = conv.graph(dtype)
     executable, given = compile_graph(graph), [whole(conv.x, 0, dtype), whole(conv.w, 1, dtype)]
-    tracemalloc.start()
-    try:
-        run(executable, given)
-        _, peak_bytes = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+    peak_bytes = peak_bytes_of(lambda: run(executable, given))
     small_bytes = 1 << 16  # objects that are no arrays
     assert peak_bytes <= executable.memory_bytes + small_bytes
     (output,) = graph.outputs

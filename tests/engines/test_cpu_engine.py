@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import pytest
 from support.cases.control_cases import siblings
 from support.cases.values import any_bits, ordinary
 from support.compare import same_bits
+from support.traced_memory import peak_bytes_of
 
 import mesh
 import mesh.numpy as mnp
@@ -41,13 +41,7 @@ def test_a_chain_needs_the_memory_of_two_tensors() -> None:
     graph = chain(30, MIB // 4)
     assert CpuEngine().compile(graph).memory_bytes == 2 * MIB
     x = ordinary(F32, MIB // 4)
-    tracemalloc.start()
-    try:
-        evaluate(graph, {"x": x})
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < 3 * MIB
+    assert peak_bytes_of(lambda: evaluate(graph, {"x": x})) < 3 * MIB
 
 
 def test_memory_counts_what_is_alive_and_not_inputs_or_constants() -> None:

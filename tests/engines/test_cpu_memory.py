@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from support.cases.values import ordinary
 from support.compare import same_bits
+from support.traced_memory import peak_bytes_of
 
 from wire.ir.dtypes import BF16, C64, F16, F32, F64, I8, I32, I64, DType
 from wire.ir.graph import GraphBuilder
@@ -60,12 +60,7 @@ def test_no_more_memory_is_taken_than_was_said(name: str) -> None:
     executable = compile_graph(builder.build([builder.add(op, *inputs, **attrs)]))
     given = [values_of(*kind) for kind in kinds]
     run(executable, given)  # imports, and what numpy keeps
-    tracemalloc.start()
-    try:
-        run(executable, given)
-        _, peak_bytes = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+    peak_bytes = peak_bytes_of(lambda: run(executable, given))
     assert peak_bytes <= executable.memory_bytes + SMALL_BYTES
 
 

@@ -162,9 +162,10 @@ def test_the_seed_of_one_text_may_be_any_integer_and_wrong_requests_reach_no_oth
         async with await Mesh.builder().build_async() as own:
             batch = Generating(own, golden_model("llama"), slots=2)
             stream = batch.begin([3, 4], 8, ends=())
-            for prompt, most in (([3], 0), ([3], -5), ([1.7], 2), ([None], 2), (["5"], 2)):
+            wrong: list[tuple[Any, int]] = [([3], 0), ([3], -5), ([1.7], 2), ([None], 2), (["5"], 2)]
+            for prompt, most in wrong:
                 with pytest.raises(InputError):
-                    batch.begin(prompt, most, ends=())  # type: ignore[arg-type]
+                    batch.begin(prompt, most, ends=())
             seeds: list[Any] = [7, np.int32(7), np.uint8(7), np.int64(7)]
             drawn = [batch.begin([3], 5, Sampling(1.0, seed=seed), ends=()) for seed in seeds]
             said = [[token async for token in each] for each in drawn]

@@ -14,6 +14,7 @@ from wire.ir.dtypes import BF16, BOOL, F16, F32, I64, dtype_of
 from ... import nn
 from ... import numpy as mnp
 from ...core.array import Array, apply
+from ...nn.precision import wide
 from ...numpy.promotion import asarray, cast
 from . import indexing, matrices
 from .call import Absent, Call, Op, as_result
@@ -267,16 +268,11 @@ def _place(function: Callable[..., Array]) -> Op:
     return op
 
 
-def _wide(x: Array) -> Array:
-    """x in the dtype in which torch sums: a half has no room for squares."""
-    return cast(x, F32) if x.type.dtype in (F16, BF16) else x
-
-
 def _variance(root: bool, mean: bool) -> Op:
     def op(call: Call) -> Any:
         x, axes, keepdims = call.x, call.axes(), bool(call.get("keepdim", False))
         correction = call.get("correction", 1 if call.get("unbiased", True) else 0)
-        variance = mnp.var(_wide(x), axis=axes, correction=correction, keepdims=keepdims)
+        variance = mnp.var(wide(x), axis=axes, correction=correction, keepdims=keepdims)
         spread = cast(mnp.sqrt(variance) if root else variance, x.type.dtype)
         return [spread, mnp.mean(x, axis=axes, keepdims=keepdims)] if mean else spread
 
@@ -285,7 +281,7 @@ def _variance(root: bool, mean: bool) -> Op:
 
 def _norm(call: Call) -> Array:
     order, axes, keepdims = float(call.get("ord", call.get("p", 2))), call.axes(), bool(call.get("keepdim", False))
-    size = _wide(as_result(call, mnp.abs(call.x)))
+    size = wide(as_result(call, mnp.abs(call.x)))
     if order == math.inf:
         norm = mnp.max(size, axis=axes, keepdims=keepdims)
     elif order == -math.inf:
@@ -414,7 +410,7 @@ def _layer_norm(call: Call) -> Any:
     if len(axes) == 1 and weight is not None and bias is not None:
         normed = nn.layer_norm(x, weight, bias, eps=eps)
     else:
-        centred = _wide(x) - mnp.mean(_wide(x), axis=axes, keepdims=True)
+        centred = wide(x) - mnp.mean(wide(x), axis=axes, keepdims=True)
         normed = centred / mnp.sqrt(mnp.mean(centred * centred, axis=axes, keepdims=True) + eps)
         normed = normed if weight is None else normed * weight
         normed = cast(normed if bias is None else normed + bias, x.type.dtype)
@@ -423,9 +419,9 @@ def _layer_norm(call: Call) -> Any:
 
 def _rms_norm(call: Call) -> Array:
     x, axes = call.x, tuple(range(call.x.ndim - len(call["normalized_shape"]), call.x.ndim))
-    wide = _wide(x)
-    eps = call.get("eps", float(np.finfo(wide.type.dtype.numpy).eps))
-    normed = wide / mnp.sqrt(mnp.mean(wide * wide, axis=axes, keepdims=True) + eps)
+    exact = wide(x)
+    eps = call.get("eps", float(np.finfo(exact.type.dtype.numpy).eps))
+    normed = exact / mnp.sqrt(mnp.mean(exact * exact, axis=axes, keepdims=True) + eps)
     return as_result(call, normed if call.get("weight") is None else normed * call["weight"])
 
 

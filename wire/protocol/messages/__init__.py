@@ -327,8 +327,8 @@ SINCE_1 = (
 
 
 def encode_message(message: Message, minor: int = PROTOCOL[1]) -> bytes:
-    """The message as bytes, for a node of this minor version; LocalError if that version cannot express it, or if a
-    text of it is none."""
+    """The message as bytes, for a node of this minor version; LocalError if that version cannot express it,
+    InputError if UTF-8 cannot hold a text of it."""
     try:
         return _encoder.encode(message if minor else as_of_0(message, SINCE_1, APPENDED, DISPENSABLE, WITH_PARTS))
     except UnicodeEncodeError as error:
