@@ -21,7 +21,7 @@ from support.processes import site as sites
 from support.processes.commands import STATE_HOME, Daemon, environment, node_states, run, wait_for
 from support.processes.durable import free_port
 from support.processes.small_disk import fill, small_disk
-from test_stopped_programs import Program, program
+from support.processes.stopped_programs import Program, program
 
 NAMES = ("one", "two", "three")
 KINDS = ("buddy", "coded", "checkpoint", "none")
@@ -96,7 +96,7 @@ def test_a_worker_that_dies_with_its_coordinator_costs_nothing_where_others_have
         site.workers["two"].stop(signal.SIGKILL)
         site.restart(running)
         running.end()
-        assert len(running.losses) > 12
+        assert len(running.said) > 12
 
 
 def test_while_the_disk_of_its_journal_is_full_a_session_goes_on(tmp_path: Path) -> None:
@@ -112,10 +112,10 @@ def test_while_the_disk_of_its_journal_is_full_a_session_goes_on(tmp_path: Path)
         (disk / "filler").unlink()
         while "is written down again" not in logged:
             running.read()
-        before = len(running.losses)
+        before = len(running.said)
         site.restart(running)
         running.end()
-        assert len(running.losses) > before
+        assert len(running.said) > before
 
 
 def many(kills: int, seed: int) -> list[float]:

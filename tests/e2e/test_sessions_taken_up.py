@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from support.processes.commands import run
+from support.processes.stopped_programs import ANSWER_S, PROGRAM, Program, program, trained_alone
 from test_durable_sessions import Served, served
-from test_stopped_programs import ANSWER_S, PROGRAM, Program, program, undisturbed
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGSTOP")
 
@@ -27,7 +27,7 @@ def attached(running: Program, at_least: int) -> Program:
     assert running.process.stdout is not None
     word, steps = running.process.stdout.readline().split()
     assert word == "attached" and int(steps) >= at_least, "a step that was answered is lost"
-    running.losses = list(undisturbed(int(steps))[0])
+    running.said = list(trained_alone(int(steps))[0])
     return running
 
 
@@ -49,12 +49,12 @@ def test_programs_that_die_or_stand_still_are_followed_by_others(tmp_path: Path)
             first.read()
         first.process.kill()
         first.process.wait()
-        second = attached(stack.enter_context(trains(site, "attach")), len(first.losses))
+        second = attached(stack.enter_context(trains(site, "attach")), len(first.said))
         for _ in range(4):
             second.read()
         os.kill(second.process.pid, signal.SIGSTOP)
         assert "SessionTaken" in failure(site, "attach"), "it is still there"
-        third = attached(stack.enter_context(trains(site, "take")), len(second.losses))
+        third = attached(stack.enter_context(trains(site, "take")), len(second.said))
         third.read()
         os.kill(second.process.pid, signal.SIGCONT)
         assert second.process.wait(ANSWER_S) != 0, "it is told that another program has the session"
@@ -64,7 +64,7 @@ def test_programs_that_die_or_stand_still_are_followed_by_others(tmp_path: Path)
         for number in (signal.SIGKILL, signal.SIGTERM):
             site.coordinator.stop(number)
             site.start()
-        last = attached(stack.enter_context(trains(site, "attach")), len(third.losses))
+        last = attached(stack.enter_context(trains(site, "attach")), len(third.said))
         where = ("--coordinator", f"127.0.0.1:{site.port}")
         shown = run("coord", "sessions", *where, env=site.env, cwd=tmp_path)
         assert "run7" in shown.stdout and "one" in shown.stdout, shown

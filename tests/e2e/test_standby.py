@@ -36,7 +36,7 @@ from support.processes.commands import (
     wait_for,
 )
 from support.processes.durable import free_port
-from test_stopped_programs import program
+from support.processes.stopped_programs import program
 
 from coordinator.standby.state import StandbyTimes
 from mesh import trace
@@ -148,7 +148,7 @@ def test_training_goes_on_with_the_standby_of_a_coordinator_that_ended(number: i
         site.takes_over()
         running.read_on()
         running.end()
-        assert len(running.losses) > 5
+        assert len(running.said) > 5
 
 
 def test_without_voters_it_takes_the_operators_word_and_no_job_is_lost(tmp_path: Path) -> None:

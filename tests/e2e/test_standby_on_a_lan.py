@@ -24,7 +24,7 @@ from support.lan.lan_mesh import LanMesh, LoggedProcess, until
 from support.lan.namespaces import Lan, needs_namespaces
 from support.processes.commands import COMES_TRUE_S, environment
 from support.processes.served_texts import HOW, PROMPTS, TOKENS
-from test_stopped_programs import PROGRAM, Program
+from support.processes.stopped_programs import PROGRAM, Program, trained_alone
 
 import mesh
 
@@ -120,7 +120,7 @@ class Streams:
 def trained(lan: Lan, folder: Path, *arguments: str) -> tuple[float, float]:
     """Training while the coordinator's machine is lost: after how long the standby served, and a step was done."""
     home = Home(lan, folder, *arguments)
-    running = Program(home.start(PROGRAM, "buddy", home.address))
+    running = Program(home.start(PROGRAM, "buddy", home.address), trained_alone)
     for _ in range(8):
         running.read()
     lost_s, served_s = home.lose_the_coordinator()

@@ -6,120 +6,28 @@ Its workers are processes of their own and go on.  Each stop is at a random mome
 
 from __future__ import annotations
 
-import os
 import random
-import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import cache, partial
-from itertools import islice
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 from support.by_seed import asked
-from support.cases.training import batch, first_state, train
 from support.processes.commands import Daemon, daemon, environment, node_states, wait_for
 from support.processes.fault_proxy import FaultProxy
 from support.processes.stopped_caller import ASK
-from support.processes.stopped_program import digest
+from support.processes.stopped_programs import Program, caller, program
 
-from mesh import Mesh
 from wire.addresses import parse_address
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGSTOP")
-PROCESSES = Path(__file__).parent.parent / "support" / "processes"
-ANSWER_S = 120.0  # for a line of the program, whatever else the machine does
 KINDS = ("buddy", "coded", "coded 1 of 3", "checkpoint", "none")
 STOPS_S = (1.0, 3.0, 10.0, 60.0)
-Undisturbed = Callable[[int], tuple[list[str], str]]  # what so many steps say, and the digest of the state after them
 STOPPED = ("program", "client", "daemon")  # one that coordinates, one that has a daemon do it, and that daemon
-
-
-class Program:
-    """The program as it runs, and what it said: the number of each step or answer, what came, and when."""
-
-    def __init__(self, process: subprocess.Popen[str], undisturbed: Undisturbed) -> None:
-        self.process = process
-        self.said: list[str] = []
-        self.longest_s = 0.0  # from a SIGCONT to the next step
-        self._undisturbed = undisturbed
-
-    def read(self) -> float:
-        """One more step; when it was told."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline().split()
-        assert len(line) == 3, f"it said {line} and not what a step gave"
-        assert int(line[0]) == len(self.said), "steps are told in order, once"
-        self.said.append(line[1])
-        return float(line[2])
-
-    def stop(self, pid: int, seconds: float) -> None:
-        """Stop a process for so long, and see that the program goes on."""
-        os.kill(pid, signal.SIGSTOP)
-        time.sleep(seconds)
-        woke_s = time.monotonic()
-        os.kill(pid, signal.SIGCONT)
-        self.longest_s = max(self.longest_s, self.read_on(woke_s) - woke_s)
-
-    def read_on(self, since_s: float | None = None) -> float:
-        """All steps until one that was done later than that, or than now; when it was told."""
-        since_s, before = time.monotonic() if since_s is None else since_s, len(self.said)
-        while (told_s := self.read()) <= since_s:
-            assert len(self.said) < before + 10_000
-        return told_s
-
-    def end(self) -> None:
-        """Have it end, and compare all it did with a run that nobody stopped."""
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.close()
-        state = ""
-        for line in self.process.stdout:
-            words = line.split()
-            if words[0] == "state":
-                state = words[1]
-            else:
-                self.said.append(words[1])
-        assert (self.said, state) == self._undisturbed(len(self.said))
-        assert self.process.wait(ANSWER_S) == 0
-
-
-@cache
-def trained_alone(steps: int) -> tuple[list[str], str]:
-    with Mesh.builder().build() as mesh, mesh.session(train, first_state(), *batch(0), mode="off") as session:
-        losses = [float(session.step(*batch(step)).result()).hex() for step in range(steps)]
-        return losses, digest(session.state())
-
-
-def answered_alone(what: str, answers: int) -> tuple[list[str], str]:
-    with Mesh.builder().build() as mesh:
-        return list(islice(ASK[what](mesh, "off"), answers)), ""
-
-
-@contextmanager
-def started(undisturbed: Undisturbed, env: Mapping[str, str], file: str, *arguments: str) -> Iterator[Program]:
-    command, pipe = [sys.executable, str(PROCESSES / file), *arguments], subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=env) as made:
-        try:
-            yield Program(made, undisturbed)
-        finally:
-            if made.poll() is None:
-                os.kill(made.pid, signal.SIGCONT)
-                made.kill()
-
-
-def program(env: Mapping[str, str], *arguments: str) -> AbstractContextManager[Program]:
-    """One that trains."""
-    return started(trained_alone, env, "stopped_program.py", *arguments)
-
-
-def caller(what: str, env: Mapping[str, str], address: str) -> AbstractContextManager[Program]:
-    """One that calls, or generates texts."""
-    return started(partial(answered_alone, what), env, "stopped_caller.py", what, address)
 
 
 def stopped(running: Program, pid: int, stops_s: tuple[float, ...], seed: int = 0) -> None:
@@ -133,6 +41,7 @@ def stopped(running: Program, pid: int, stops_s: tuple[float, ...], seed: int = 
         time.sleep(chance.uniform(0.0, 0.05))
         running.stop(pid, seconds)
     running.end()
+    assert len(running.said) >= 5 + len(stops_s), "a step after each stop"
 
 
 def test_a_program_that_was_stopped_goes_on_where_it_was(tmp_path: Path) -> None:

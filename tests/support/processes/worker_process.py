@@ -245,12 +245,12 @@ class Coordinator:
 
     def on_stream_open(self, link: Link, header: Message, size_bytes: int) -> memoryview:
         if isinstance(header, BlobStream):
-            return self.exchange.open_stream(header, size_bytes)
+            return self.exchange.open_stream(link, header, size_bytes)
         return memoryview(bytearray(size_bytes))
 
     def on_stream_done(self, link: Link, header: Message, buffer: memoryview, error: MeshError | None) -> None:
         if isinstance(header, BlobStream):
-            self.exchange.stream_done(header, buffer, error)
+            self.exchange.stream_done(link, header, buffer, error)
         elif isinstance(header, Push) and error is None:
             self.outputs[header.step, header.slot] = tensor_from(buffer, _type(header.value))
         self._news.set()
