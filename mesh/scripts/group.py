@@ -23,14 +23,16 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import DTypeLike
 
-from wire.errors import Cancelled, ConfigError, InputError, MeshError, ShapeError
+from wire.errors import Cancelled, ConfigError, InputError, LimitExceeded, MeshError, ShapeError
 from wire.ir.dtypes import dtype_of
 from wire.ir.types import HostArray, TensorType
+from wire.limits import DEFAULT
 from wire.system.shared_memory import SharedDir
 from wire.timeouts import check_collective_timeout
 from worker.collectives.connection import Connection
 from worker.collectives.executor import REDUCTIONS
 from worker.collectives.group import Group as Runtime
+from worker.collectives.group import check_divides, reducible
 
 from .. import tree
 from ..util.argument_checks import axis_of, integer, number, pairs_of, value_text
@@ -184,6 +186,8 @@ class Group:
         weight = None if weight is None else number(weight, "the weight of a rank", 0.0)
         arrays, structure = tree.flatten_with_paths(x)
         leaves = {path: _native(leaf) for path, leaf in arrays}
+        for leaf in leaves.values():
+            reducible(leaf, _combining(op))
         if structure != tree.LEAF:
             tables = self._do("all_reduce", lambda group: agreed(group, leaves), timeout_s)
             tables.check()
@@ -219,7 +223,8 @@ class Group:
         """
         array = _native(x)
         if not tiled:
-            array = np.expand_dims(array, axis_of(axis, array.ndim + 1, "all_gather", list(array.shape), ShapeError))
+            at = axis_of(axis, array.ndim + 1, "all_gather", list(array.shape), ShapeError)
+            array = _native(np.expand_dims(array, at))
         at = _axis(axis, array)
         return self._do("all_gather", lambda group: group.all_gather(array, at), timeout_s)
 
@@ -255,7 +260,9 @@ class Group:
         if op not in OPS:
             raise InputError(f"reduce_scatter has no op {op!r}", next_step=f"Choose one of {', '.join(OPS)}")
         array = _native(x)
+        reducible(array, _combining(op))
         at = _axis(axis, array)
+        check_divides(array, at, self.size)
         if op != "mean":
             return self._do("reduce_scatter", lambda group: group.reduce_scatter(array, at, op), timeout_s)
         wide = _of_means(array)
@@ -297,6 +304,7 @@ class Group:
         array = _native(x)
         split, joined = _axis(split_axis, array), _axis(concat_axis, array)
         if tiled:
+            check_divides(array, split, self.size)
             return self._do("all_to_all", lambda group: group.all_to_all(array, split, joined), timeout_s)
         if array.shape[split] != self.size:
             raise ShapeError(f"all_to_all with tiled=False sends one row to each of {self.size} ranks: {array.shape}")
@@ -623,7 +631,21 @@ def _native(x: Any) -> HostArray:
     except (TypeError, ValueError) as error:
         raise InputError(f"ranks exchange arrays, not {value_text(x)}", cause=str(error)) from None
     dtype_of(array)
+    _check_rank(array.shape)
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def _check_rank(shape: Sequence[int]) -> None:
+    if len(shape) > DEFAULT.rank_max:
+        raise LimitExceeded(
+            f"ranks exchange arrays of {DEFAULT.rank_max} dimensions at most, not {len(shape)}",
+            next_step="Reshape it: dimensions of size 1 may be left out",
+        )
+
+
+def _combining(op: str) -> str:
+    """The reduction of the runtime that an op is made of."""
+    return "sum" if op == "mean" else op
 
 
 def _of_means(array: HostArray) -> np.dtype[Any]:
@@ -647,6 +669,7 @@ def _type(shape: Sequence[int], dtype: DTypeLike) -> TensorType:
         raise InputError("what is received has a shape, a tuple of ints, and a dtype", cause=str(error)) from None
     if min(sizes, default=0) < 0:
         raise InputError(f"no array has the shape {sizes}")
+    _check_rank(sizes)
     return TensorType(sizes, dtype_of(kind))
 
 

@@ -87,7 +87,7 @@ class Group:
         """All ranks' arrays combined, element by element, on every rank.  With `wide` that is done in this dtype, which
         the result has, since sums may not fit into that of the arrays.  If the channels use shared arenas the result
         may be memory of all ranks, which is read only and lasts for this step."""
-        kind = _reducible(array, reduction)
+        kind = reducible(array, reduction)
         if wide is not None:
             array = array.astype(wide, copy=False)
         elif self._uses_arenas(kind) and (shared := self._reduce_in_arenas(array, kind, reduction)) is not None:
@@ -119,9 +119,9 @@ class Group:
     ) -> HostArray:
         """All ranks' arrays combined and split along `axis`: this rank's piece.  With `wide` that is done in this
         dtype, as in `all_reduce`.  ShapeError if n does not divide it."""
-        kind = _reducible(array, reduction)
+        kind = reducible(array, reduction)
         array = array if wide is None else array.astype(wide, copy=False)
-        _check_divides(array, axis, self.size)
+        check_divides(array, axis, self.size)
         front = np.moveaxis(array, axis, 0)
         shape = (front.shape[0] // self.size, *front.shape[1:])
         make = partial(algorithms.reduce_scatter, self.rank, self.size, array.size)
@@ -138,7 +138,7 @@ class Group:
 
     def all_to_all(self, array: HostArray, split_axis: int = 0, concat_axis: int = 0) -> HostArray:
         """Split along `split_axis` and send piece j to rank j.  The pieces received are joined along `concat_axis`."""
-        _check_divides(array, split_axis, self.size)
+        check_divides(array, split_axis, self.size)
         blocks = np.stack(np.split(array, self.size, split_axis))
         make = partial(algorithms.all_to_all, self.rank, self.size, array.size)
         result = self._perform(_Call("all_to_all", (array.size,), make, _kind(array), blocks.shape), blocks)
@@ -243,7 +243,8 @@ def _kind(array: HostArray) -> TensorType:
 _DTYPES = {dtype.numpy: dtype for dtype in DTYPES}
 
 
-def _reducible(array: HostArray, reduction: str) -> TensorType:
+def reducible(array: HostArray, reduction: str) -> TensorType:
+    """The type of an array that is to be reduced; DTypeError if the reduction does not combine its dtype."""
     kind = _kind(array)
     if reduction not in REDUCTIONS:
         raise InputError(f"unknown reduction {reduction!r}", next_step=f"Known: {', '.join(REDUCTIONS)}")
@@ -266,7 +267,8 @@ def _reduces(reduction: str) -> frozenset[str]:
 REDUCES = {reduction: _reduces(reduction) for reduction in REDUCTIONS}
 
 
-def _check_divides(array: HostArray, axis: int, n: int) -> None:
+def check_divides(array: HostArray, axis: int, n: int) -> None:
+    """Check that `n` ranks can share an axis."""
     if not -array.ndim <= axis < array.ndim:
         raise ShapeError(f"{_kind(array)} has no axis {axis}")
     if array.shape[axis] % n:

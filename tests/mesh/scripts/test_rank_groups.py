@@ -25,6 +25,7 @@ from wire.errors import (
     DTypeError,
     GraphError,
     InputError,
+    LimitExceeded,
     MeshError,
     NodeLost,
     ShapeError,
@@ -367,6 +368,31 @@ def test_mistakes_raise_before_anything_is_sent(tmp_path: Path) -> None:
                 wrong()
         with pytest.raises(ShapeError, match="axis 3"):
             world.all_gather(np.zeros(2), 3)
+        return int(world.all_reduce(1))
+
+    assert as_ranks(2, tmp_path, body) == [2, 2]
+
+
+def test_arrays_that_a_method_does_not_take_leave_the_group_as_it_was(tmp_path: Path) -> None:
+    deep, odd, truths = np.zeros((1,) * 9), np.zeros(3), np.array([True])
+    dims = "8 dimensions at most, not 9"
+
+    def body(world: Group) -> Any:
+        other = 1 - world.rank
+        for wrong, kind, text in (
+            (lambda: world.all_reduce(deep), LimitExceeded, dims),
+            (lambda: world.broadcast(deep), LimitExceeded, dims),
+            (lambda: world.all_gather(deep[0], tiled=False), LimitExceeded, dims),
+            (lambda: world.send(deep, other), LimitExceeded, dims),
+            (lambda: world.recv(deep.shape, "float32", other), LimitExceeded, dims),
+            (lambda: world.all_reduce(truths), DTypeError, "sum does not combine bool"),
+            (lambda: world.all_reduce({"a": 1.0, "b": truths}, "mean"), DTypeError, "sum does not combine bool"),
+            (lambda: world.reduce_scatter(truths), DTypeError, "sum does not combine bool"),
+            (lambda: world.reduce_scatter(odd), ShapeError, "2 ranks cannot share axis 0"),
+            (lambda: world.all_to_all(odd), ShapeError, "2 ranks cannot share axis 0"),
+        ):
+            with pytest.raises(kind, match=text):
+                wrong()
         return int(world.all_reduce(1))
 
     assert as_ranks(2, tmp_path, body) == [2, 2]
