@@ -320,16 +320,22 @@ class Link:
             answer.then(partial(self._served, number, body))
         else:
             task = self._tasks.run("answering", self._serve(number, body, answer), self.fail)
-            task.add_done_callback(lambda _: answer.close())  # it may have been cancelled before it began
             self._serving[number] = task
+            task.add_done_callback(partial(self._stopped, number, body, answer))
 
     async def _serve(self, number: int, body: Message, answer: Coroutine[Any, Any, Message]) -> None:
         try:
             self._served(number, body, await answer, None)
-        except asyncio.CancelledError:
-            self._served(number, body, None, Cancelled("the asker no longer waits"))
         except Exception as error:
             self._served(number, body, None, self._as_answer(body, error))
+
+    def _stopped(
+        self, number: int, body: Message, answer: Coroutine[Any, Any, Message], task: asyncio.Task[None]
+    ) -> None:
+        """A task that answers is over.  One that was cancelled, perhaps before it began, has not answered."""
+        answer.close()
+        if self._serving.get(number) is task:
+            self._served(number, body, None, Cancelled("the asker no longer waits"))
 
     def _served(self, number: int, body: Message, answer: Message | None, error: MeshError | None) -> None:
         """Send the answer to a request, or the error that it is."""
