@@ -26,6 +26,7 @@ from ..limits import KIB
 
 SHARED_BYTES = 512 * KIB  # a whole chunk, and most of the next
 QUEUE_BYTES_MAX = SOCKET_MESSAGES.most
+_QUEUED_MESSAGE_BYTES = 64  # what Python needs for a message beside its bytes: millions of empty ones may wait
 _HEADER_BYTES_MAX = 14
 _WHOLE_BINARY = 0x82
 _MASKED = 0x80
@@ -179,7 +180,7 @@ class BinaryWebSocket(asyncio.BufferedProtocol):
             self._take(message)
             return
         self._queue.append(bytes(message))
-        self._queued_bytes += len(message)
+        self._queued_bytes += len(message) + _QUEUED_MESSAGE_BYTES
         if self._queued_bytes > QUEUE_BYTES_MAX and not self._paused:
             self._paused = True
             self._transport.pause_reading()
@@ -187,7 +188,7 @@ class BinaryWebSocket(asyncio.BufferedProtocol):
 
     def _next(self) -> bytes:
         message = self._queue.popleft()
-        self._queued_bytes -= len(message)
+        self._queued_bytes -= len(message) + _QUEUED_MESSAGE_BYTES
         if self._paused and not self._queue:
             self._paused = False
             self._transport.resume_reading()
