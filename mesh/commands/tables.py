@@ -63,9 +63,15 @@ def _print_rich(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    console = Console()
+    if console.width < sum(len(title) + 2 for title in header):  # too narrow for columns: rich would show nothing
+        for row in rows:
+            cells = [Text(f"{title}: {cell}") for title, cell in zip(header, row, strict=True) if cell]
+            console.print(*cells, "", sep="\n")
+        return
     table = Table(box=None, header_style="bold")
     for title in header:
         table.add_column(title, overflow="fold")  # an id or an address that is cut off is of no use
     for row in rows:
         table.add_row(*[Text(cell) for cell in row])
-    Console().print(table)
+    console.print(table)

@@ -46,9 +46,10 @@ def test_a_narrow_terminal_shows_all_of_a_table(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = ("a3jdga6f", "worker, untrusted", "[fd00:0:1234:5678:9abc:def0:1234:5678]:38761")
-    for columns in (40, 80):
+    for columns in (10, 40, 80):  # the first has no room for eight columns
         monkeypatch.setenv("COLUMNS", str(columns))
-        _print_rich(("id", "role", "address"), [row])
+        header = ("id", "role", "address", *("more" for _ in range(5 if columns == 10 else 0)))
+        _print_rich(header, [(*row, *header[len(row) :])])
         lines = capsys.readouterr().out.splitlines()
         assert all(len(line) <= columns for line in lines)
         shown = "".join(lines)
