@@ -104,7 +104,6 @@ log = logging.getLogger("graph_mesh.client")
 RENEW_S = 1.0  # at the end, where the mesh has a new authority
 UNREAD_MAX = 5  # answers that nobody could read
 UNREAD_ADVICE = "See whether mesh-coord --version says the same on both machines"
-KNOWN_MAX = 16  # addresses of coordinators that are remembered, the latest first
 RETURN_WAITS_S = (0.05, 0.1, 0.2, 0.5)
 BROKEN_MAX, BROKEN_S = 12, 5.0  # links that end one after the other, each so soon after the same question
 MISSING_WAITS_S = (0.05, 0.1, 0.2, 0.5, *(2.0,) * 30)  # before a result is asked for again whose content is not there
@@ -190,6 +189,7 @@ class Remote:
         node_id = process_id(membership.credentials.node_id)
         identity = identity_here(membership.credentials.member.role, mesh, default_name(), shared, node_id)
         remote = Remote(identity, shared, membership, timeouts=timeouts)
+        remote._address = (host, port)
         try:
             link = await remote._endpoint.dial(host, port)
             if link.peer.role != "coordinator":
@@ -204,9 +204,9 @@ class Remote:
             if isinstance(error, NotTrusted | ConnectFailed):
                 raise expired or await membership.why(where) or error from None
             raise
-        remote._link, remote._address = link, (host, port)
+        remote._link = link
         here = link.peer.addresses or (link.address,)  # with those of a standby, of which it is told in a moment only
-        membership.met(tuple(dict.fromkeys((*here, *membership.coordinator)))[:KNOWN_MAX])
+        membership.met((*here, where, *membership.coordinator))
         await membership.remembered()  # a command may end at once
         remote._lasting.keep("keeping the certificate", membership.keep)
         remote._lasting.keep("the watch over the link", remote._watch.run)
@@ -443,7 +443,7 @@ class Remote:
             times = self._endpoint.timeouts  # where another may serve by now, to dial anew costs little
             usual_s, soon_s = times.keepalive_program_answer_s, times.keepalive_doubtful_answer_s
             self._watch.program_answer_s = soon_s if self._others else usual_s
-            self._membership.met((*(link.peer.addresses or (link.address,)), *body.addresses))
+            self._membership.met((*(link.peer.addresses or (link.address,)), *body.addresses, self.address))
             return
         assert isinstance(body, Revocations)
         self._membership.trust(self._endpoint, body.data, body.authority, (body.former, body.former_data))

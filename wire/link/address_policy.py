@@ -44,3 +44,12 @@ def is_loopback(address: str) -> bool:
         return ipaddress.ip_address(address.strip("[]").partition("%")[0]).is_loopback
     except ValueError:
         return address == "localhost"
+
+
+def is_address(text: str) -> bool:
+    """Whether a host is an IP address, and no name; an IPv6 address may carry its scope."""
+    try:
+        ipaddress.ip_address(text.strip("[]").partition("%")[0])
+    except ValueError:
+        return False
+    return True

@@ -25,11 +25,13 @@ from ..system.atomic_files import Disk
 from ..system.in_order import InOrder
 from ..system.tasks import Tasks
 from ..timeouts import DEFAULT_TIMEOUTS, Timeouts
+from .address_policy import is_address, is_loopback
 from .endpoint import Endpoint
 
 log = logging.getLogger("graph_mesh.identity")
 
 COORDINATOR_FILE = "coordinator.json"
+KNOWN_MAX = 16  # addresses of coordinators that are remembered, the latest first
 TRUST_AGAIN_S = 5.0  # until what the disk refused is written again
 
 
@@ -49,9 +51,10 @@ class Membership:
 
     def met(self, addresses: Sequence[str]) -> None:
         """The coordinator can be dialled at these "host:port": it renews certificates, and is looked for after a
-        restart."""
-        if addresses and tuple(addresses) != self.coordinator:
-            self.coordinator = tuple(addresses)
+        restart.  Names by which it was dialled before stay behind them: by such a name a user asks for it again."""
+        known = tuple(dict.fromkeys((*addresses, *filter(_is_name, self.coordinator))))[:KNOWN_MAX]
+        if addresses and known != self.coordinator:
+            self.coordinator = known
             write = partial(asyncio.to_thread, remember_coordinator, self._file.parent, self.coordinator)
             self._noting = self._notes.begin("remembering the coordinator", write)
 
@@ -187,6 +190,12 @@ def remember_coordinator(folder: Path, addresses: Sequence[str]) -> None:
         Disk().write_whole(folder / COORDINATOR_FILE, [json.dumps(list(addresses)).encode()])
     except OSError as error:
         log.warning("cannot remember the coordinator: %s", error)
+
+
+def _is_name(address: str) -> bool:
+    """Whether a "host:port" is one that no coordinator says of itself: the name of a machine, or of this one."""
+    host = parse_address(address)[0]
+    return is_loopback(host) or not is_address(host)
 
 
 def coordinator_known(path: Path) -> tuple[str, ...]:

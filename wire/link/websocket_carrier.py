@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import ipaddress
 import logging
 import socket
 from collections import OrderedDict
@@ -34,7 +33,7 @@ from ..security.tls_listener import TLS_RECORD, Caller, FirstWord, Listener, add
 from ..security.user_proof import opening_size
 from ..security.user_secret import user_secret
 from ..timeouts import DEFAULT_TIMEOUTS, Timeouts
-from .address_policy import ANYWHERE, LOOPBACK_ONLY, AddressPolicy, is_loopback
+from .address_policy import ANYWHERE, LOOPBACK_ONLY, AddressPolicy, is_address, is_loopback
 from .endpoint import Carrier
 from .endpoint import Endpoint as AnyEndpoint
 from .link import Handler, Link
@@ -495,15 +494,7 @@ def _is_host(hosts: Sequence[str], allowed: AddressPolicy) -> bool:
     if len(hosts) != 1:
         return False
     name = _host_name(hosts[0])
-    return bool(allowed.among([name])) and (is_loopback(name) or _is_address(name))
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ipaddress.ip_address(text.partition("%")[0])
-    except ValueError:
-        return False
-    return True
+    return bool(allowed.among([name])) and (is_loopback(name) or is_address(name))
 
 
 def _host_name(host: str) -> str:
@@ -540,7 +531,7 @@ async def _addresses(host: str, allowed: AddressPolicy, what: str) -> list[str]:
     name = host.strip("[]")
     if name == "localhost":
         return ["127.0.0.1"]
-    if _is_address(name):
+    if is_address(name):
         return [allowed.check(name, what)]
     try:
         infos = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)

@@ -131,6 +131,13 @@ def test_where_the_coordinator_is_dialled_is_remembered_in_order(tmp_path: Path)
         node.met(["10.0.0.2:7100", "10.0.0.1:7100"])
         await node.remembered()
         assert node.coordinator == coordinator_known(file) == ("10.0.0.2:7100", "10.0.0.1:7100")
+        names = ("desk.local:7100", "localhost:7100", "[::1]:7100")
+        node.met(["10.0.0.1:7100", *names, "10.0.0.2:7100"])
+        node.met(["10.0.0.3:7100"])
+        assert node.coordinator == ("10.0.0.3:7100", *names), "a user may call it so again"
+        node.met([f"10.0.0.{each}:7100" for each in range(20)])
+        assert len(node.coordinator) == 16
+        await node.remembered()
         file.unlink()
         for known in (node.coordinator, ()):
             node.met(known)
