@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 
 from wire.deadlines import PLAN
 from wire.errors import InputError, MeshError, PlacementError
-from wire.ir.graph import WireGraph
+from wire.ir.graph import NODE_BYTES, WireGraph
+from wire.lru_cache import Latest
 from wire.policy.redundancy import OF_CALLS, copies_of
 from wire.system.bounded_wait import within
 from wire.system.tasks import as_error
@@ -49,8 +50,7 @@ from .warm_up import first_of
 log = logging.getLogger("graph_mesh.coordinator")
 T = TypeVar("T")
 
-PLANS_REMEMBERED = 64
-NODES_REMEMBERED = 200_000  # of all graphs that they hold: some 400 bytes each
+PLANS_REMEMBERED, PLANS_BYTES = 64, 64 << 20
 LOOK_S = 5.0
 SETTLE_S = 0.5  # changes come in bursts, and a death has its recovery to be carried out first
 _PLANNING = ThreadPoolExecutor(4, "plan")
@@ -99,7 +99,7 @@ class PlanService:
         self._answerer = answerer
         self._answered = answered
         self.kept_by_others: Callable[[WireGraph, str, str], Mapping[str, int]] = lambda *_: {}  # than this program
-        self._plans: dict[Question, Plan] = {}  # the oldest first
+        self._plans = Latest[Question, Plan](PLANS_REMEMBERED, PLANS_BYTES)
         self._news = asyncio.Event()
 
     # -- plans that are asked for
@@ -120,7 +120,8 @@ class PlanService:
             known = [other.graph for asked, other in self._plans.items() if asked.graph == graph][-1:]
             work = question.answer if ahead is None else partial(_unpacked, ahead, question, known)
             plan = await planned_in_thread(work)
-            self._remember(question, plan)
+            made = (plan.graph, *(part.graph for part in plan.parts))
+            self._plans.keep(question, plan, sum(graph.total_nodes for graph in made) * NODE_BYTES)
         refusal = refused(plan) if firm else None
         if refusal is not None:
             raise refusal
@@ -203,7 +204,7 @@ class PlanService:
                 await self._news.wait()
 
     async def _answer_all(self) -> None:
-        while (question := self._ahead.next(self._plans)) is not None:
+        while (question := self._ahead.next([asked for asked, _ in self._plans.items()])) is not None:
             data = None
             try:
                 data = await self.answer_ahead(question)
@@ -296,16 +297,6 @@ class PlanService:
         if kept:
             profiles = profiles.with_memory(w.memory_bytes - kept.get(w.node_id, 0) for w in profiles.workers)
         return Question(graph, strategy, profiles, copies, self.experience(graph, strategy, nodes))
-
-    def _remember(self, question: Question, plan: Plan) -> None:
-        self._plans[question] = plan
-        while len(self._plans) > PLANS_REMEMBERED or (len(self._plans) > 1 and self._size() > NODES_REMEMBERED):
-            del self._plans[next(iter(self._plans))]
-
-    def _size(self) -> int:
-        """The nodes of all graphs that are held with the plans."""
-        parts = (len(part.graph) for plan in self._plans.values() for part in plan.parts)
-        return sum(len(asked.graph) + len(plan.graph) for asked, plan in self._plans.items()) + sum(parts)
 
 
 def _place(graph: WireGraph, strategy: str, nodes: Iterable[str]) -> tuple[bytes, str, frozenset[str]]:

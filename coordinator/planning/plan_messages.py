@@ -14,7 +14,7 @@ import numpy as np
 
 from wire.errors import BlobMissing
 from wire.ir.graph import WireGraph, const_value
-from wire.ir.ops import LEAVES, inner_graphs
+from wire.ir.ops import LEAVES
 from wire.ir.types import HostArray, TensorType
 from wire.protocol.messages import BlobSpec, Deploy, InputType, Member, PartSpec, PlanKey, SourceKind, Target, Working
 from wire.protocol.messages import Carry as WireCarry
@@ -52,13 +52,7 @@ def part_seconds(plan: Plan) -> dict[int, float]:
 
 def prepare_seconds(plan: Plan) -> dict[int, float]:
     """What every part should take to compile where no cache has it."""
-    return {part.index: COMPILE_S * _nodes_in(part.graph) for part in plan.parts}
-
-
-def _nodes_in(graph: WireGraph) -> int:
-    """The number of nodes of a graph, with those of branches and bodies."""
-    inside = (graph.nodes[index] for index in graph.siblings)
-    return len(graph) + sum(_nodes_in(inner) for node in inside for inner in inner_graphs(node.op, node.attrs))
+    return {part.index: COMPILE_S * part.graph.total_nodes for part in plan.parts}
 
 
 def working(run: Working) -> tuple[int, int, int, float]:

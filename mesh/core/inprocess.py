@@ -10,7 +10,7 @@ Part of the composition root: the one file besides `mesh/backends/local_workers.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from functools import cache
 from typing import Any, cast
 from weakref import WeakKeyDictionary, WeakSet
@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from wire.errors import NoSuchDevice
 from wire.ir.device_names import ANY, device_named
-from wire.ir.graph import WireGraph
+from wire.ir.graph import NODE_BYTES, WireGraph
+from wire.lru_cache import Latest
 from worker.config import WorkerConfig
 from worker.cpu.engine import CpuEngine, CpuExecutable, compile_graph, ordered, run
 from worker.cpu.process import one_thread
@@ -28,7 +29,6 @@ from worker.devices.registry import PROCESSOR, open_engine
 from worker.engine.donation import Lent
 from worker.engine.protocol import Stopped, never
 
-from ..util.lru_cache import NODE_BYTES, Latest
 from .backend import Work
 from .handle import Handle
 
@@ -44,7 +44,7 @@ class Executables:
     def __init__(self) -> None:
         self.compiled = 0  # graphs so far
         self._alive: WeakKeyDictionary[WireGraph, CpuExecutable] = WeakKeyDictionary()
-        self._latest: Latest[CpuExecutable] = Latest(LATEST_COUNT, LATEST_BYTES)
+        self._latest: Latest[Hashable, CpuExecutable] = Latest(LATEST_COUNT, LATEST_BYTES)
         self._forced: WeakSet[Work] = WeakSet()  # those that asked for it, and were compiled anew
         self._lock = threading.RLock()  # what is freed within may compute something
 
@@ -74,7 +74,7 @@ class Executables:
                 self._alive[graph] = executable
             executable = self._alive.setdefault(graph, executable)  # another thread's, if that was quicker
         if not graph.blobs:
-            self._latest.keep(key, executable, len(graph) * NODE_BYTES + executable.kept_bytes)
+            self._latest.keep(key, executable, graph.total_nodes * NODE_BYTES + executable.kept_bytes)
         return executable
 
 

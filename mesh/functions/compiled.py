@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,14 +14,14 @@ from wire.ir.codec import hash_array
 from wire.ir.dtypes import dtype_of
 from wire.ir.graph import WireGraph
 from wire.ir.types import TensorType
+from wire.lru_cache import Latest
 
 from ..core.backend import Work
 from ..core.call_arguments import split_arguments
 from ..core.handle import Handle
-from ..models.model import Model
+from ..models.model import GRAPHS_BYTES, GRAPHS_COUNT, Model
 from ..tracing.trace import Bound, Kind, Part, Parts, Traced, leaf_type, named_arguments, trace_full
 from ..tree import PyTree
-from ..util.lru_cache import GRAPHS_BYTES, GRAPHS_COUNT, Latest, graph_bytes
 from ..util.units import counted
 from .call_options import CallOptions
 
@@ -124,7 +124,7 @@ class CompiledFunction:
     def __init__(self, fn: Callable[..., Any] | WireGraph, options: CallOptions = CallOptions()) -> None:
         self._fn = fn
         self._options = options
-        self._forms: Latest[Compiled] = Latest(GRAPHS_COUNT, GRAPHS_BYTES)
+        self._forms: Latest[Hashable, Compiled] = Latest(GRAPHS_COUNT, GRAPHS_BYTES)
         self._parts = Parts()
 
     def form_for(self, args: tuple[Any, ...]) -> Compiled:
@@ -157,7 +157,7 @@ class CompiledFunction:
         if form is None:
             form = Compiled.of(self._fn, args, self._options)
             if self._options.cache:
-                form = self._forms.keep(key, form, graph_bytes(form.graph))
+                form = self._forms.keep(key, form, form.graph.memory_bytes)
         return form
 
 

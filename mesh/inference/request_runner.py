@@ -24,8 +24,7 @@ from .. import tree
 from ..client.async_mesh import AsyncMesh
 from ..core.backend import Started, Work
 from ..core.call_arguments import split_arguments
-from ..models.model import Model
-from ..util.lru_cache import GRAPHS_COUNT
+from ..models.model import GRAPHS_COUNT, Model
 from ..util.units import counted
 from .continuous_batching import bucket
 from .request_batcher import Batcher, Waiting

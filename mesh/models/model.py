@@ -14,7 +14,7 @@ knows no file format.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,6 +28,7 @@ from wire.ir.codec import hash_array
 from wire.ir.dtypes import DType, dtype_of
 from wire.ir.graph import WireGraph
 from wire.ir.types import TensorType
+from wire.lru_cache import Latest
 
 from ..core.array import Array, argument, handle_array
 from ..core.expression import computable
@@ -38,7 +39,6 @@ from ..tracing.trace import graph_of
 from ..util.annotation_checks import checked
 from ..util.argument_checks import value_text
 from ..util.did_you_mean import names_checked
-from ..util.lru_cache import GRAPHS_BYTES, GRAPHS_COUNT, Latest, graph_bytes
 from ..util.units import counted
 from .decoder import Text
 
@@ -48,6 +48,8 @@ Prompt = str | Sequence[int] | NDArray[Any]  # a text, or tokens
 Stop = str | int | Sequence[str | int] | None
 Function = Callable[[Mapping[str, Array], Mapping[str, Value]], Mapping[str, Array]]
 """From params and inputs to outputs, each by name; static inputs come as numpy arrays, all others as Arrays."""
+
+GRAPHS_COUNT, GRAPHS_BYTES = 128, 256 << 20  # of one function or model, for the shapes it was called with last
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +194,7 @@ class Model:
         self.hint = hint
         self.matrices = matrices if matrices is not None else {}
         self._function = function
-        self._graphs: Latest[WireGraph] = Latest(GRAPHS_COUNT, GRAPHS_BYTES)
+        self._graphs: Latest[Hashable, WireGraph] = Latest(GRAPHS_COUNT, GRAPHS_BYTES)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         """The outputs as lazy Arrays; InputError naming the input that is missing, unknown or does not fit."""
@@ -491,7 +493,7 @@ class Model:
         graph = self._graphs.get(key)
         if graph is None:
             traced = self._traced(given)
-            graph = self._graphs.keep(key, traced, graph_bytes(traced))
+            graph = self._graphs.keep(key, traced, traced.memory_bytes)
         return graph
 
     def _traced(self, given: Mapping[str, Any]) -> WireGraph:

@@ -15,8 +15,9 @@ import mesh.numpy as mnp
 from mesh import AsyncInferenceServer, AsyncMesh, InferenceServer, Mesh
 from mesh.backends.config import MeshConfig
 from mesh.errors import Cancelled, ConfigError, InputError, QueueFull
+from mesh.models.model import GRAPHS_BYTES
 from mesh.simulation.loop import VirtualLoop
-from mesh.util.lru_cache import GRAPHS_BYTES, Latest
+from wire.lru_cache import Latest
 
 REFERENCE: dict[str, Any] = json.loads((GOLDEN / "generation.json").read_text())["llama"]
 W = np.random.default_rng(0).normal(size=(16, 16)).astype(np.float32)

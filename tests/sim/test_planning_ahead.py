@@ -12,7 +12,7 @@ import pytest
 from support.simulated.simulated import chaos_run, simulate, weights_moved
 
 from coordinator.plan_service import warm_up
-from coordinator.plan_service.plan_service import LOOK_S, MADE_AHEAD, SETTLE_S
+from coordinator.plan_service.plan_service import LOOK_S, MADE_AHEAD, PLANS_BYTES, SETTLE_S
 from coordinator.plan_service.planner_client import InProcessPlanner
 from coordinator.plan_service.warm_up import QUIET_S
 from coordinator.planning.contingency import ContingencyPlans
@@ -26,7 +26,7 @@ from mesh.simulation.engine_host import Device
 from mesh.simulation.virtual_network import Conditions
 from wire.ir.codec import hash_array
 from wire.ir.dtypes import F32
-from wire.ir.graph import GraphBuilder, WireGraph
+from wire.ir.graph import NODE_BYTES, GraphBuilder, WireGraph
 from wire.ir.types import TensorType
 from worker.cpu import evaluate
 
@@ -381,3 +381,28 @@ def test_much_mischief_while_plans_are_made_ahead(seed: int) -> None:
     slow = SlowAnswers(random.Random(seed).random())
     simulate(chaos_run, workers=3 + seed % 3, seed=seed, plan_ahead_min=0, answerer=slow)
     assert slow.asked, "nothing was planned ahead"
+
+
+def test_plans_are_remembered_up_to_a_size() -> None:
+    """The nodes inside of bodies count, too."""
+    nodes = 2_000
+
+    def with_body(number: int) -> WireGraph:
+        body = GraphBuilder()
+        x = body.input("x", (8,), F32)
+        for _ in range(nodes):
+            x = body.add("sin", x)
+        outer = GraphBuilder()
+        y = outer.input("y", (8,), F32)
+        y = outer.add("composite", y, body=body.build([x]), name=f"body {number}")
+        return outer.build([y])
+
+    async def scenario(cluster: Cluster) -> None:
+        for number in range(40):
+            await cluster.coordinator.preview(with_body(number), "single")
+        plans = [plan for _, plan in cluster.coordinator._planning._plans.items()]
+        made = sum(graph.total_nodes for plan in plans for graph in (plan.graph, *(part.graph for part in plan.parts)))
+        assert len(plans) > 1
+        assert made * NODE_BYTES <= PLANS_BYTES
+
+    simulate(scenario, plan_ahead=False)

@@ -28,6 +28,8 @@ from .dtypes import DType, dtype_of
 from .ops import COLLECTIVES, CONTROL, MULTIPLE, OPS, VARIADIC, VARYING, check_attrs, inner_graphs, op_named
 from .types import NO_ATTRS, Attrs, TensorType
 
+NODE_BYTES = 1 << 10  # that a node takes in memory, with what is made of it; about
+
 
 class Node(NamedTuple):
     """One operation; `inputs` are indices of earlier nodes."""
@@ -111,7 +113,7 @@ class WireGraph:
     @cached_property
     def flops(self) -> int:
         """Scalar operations of one evaluation, by the table's work column; siblings are one piece of work."""
-        again = {index for first, group in self.siblings.items() for index in group if index != first}
+        again = self._again
         return sum(self.flops_of(index) for index in range(len(self.nodes)) if index not in again)
 
     @cached_property
@@ -124,6 +126,28 @@ class WireGraph:
                 shared = Attrs({name: value for name, value in attrs.items() if name != "output"})
                 groups.setdefault((op, inputs, shared), []).append(index)
         return {group[0]: tuple(group) for group in groups.values()}
+
+    @cached_property
+    def total_nodes(self) -> int:
+        """The number of its nodes, with those of branches and bodies; results of one computation share theirs."""
+        again = self._again
+        inside: int = sum(
+            inner.total_nodes
+            for index, (op, _, attrs) in enumerate(self.nodes)
+            if index not in again
+            for inner in inner_graphs(op, attrs)
+        )
+        return len(self.nodes) + inside
+
+    @property
+    def memory_bytes(self) -> int:
+        """What it takes in memory with its large constants, about."""
+        return self.total_nodes * NODE_BYTES + sum(array.nbytes for array in self.blobs.values())
+
+    @property
+    def _again(self) -> set[int]:
+        """The nodes that are further results of a computation, after its first."""
+        return {index for first, group in self.siblings.items() for index in group if index != first}
 
     @cached_property
     def has_control(self) -> bool:

@@ -19,7 +19,6 @@ import mesh.numpy as mnp
 from mesh import Mesh
 from mesh.core.inprocess import EXECUTABLES
 from mesh.models.model import InputSpec, Model
-from mesh.util.lru_cache import Latest
 from wire.ir.dtypes import F32, I32
 
 X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
@@ -194,35 +193,3 @@ def test_threads_that_call_at_once_all_have_their_own() -> None:
     assert not errors
     for (number, rows), array in found.items():
         np.testing.assert_array_equal(array, 7 * number * np.arange(1, rows + 1)[:, None] * np.ones(2))
-
-
-@pytest.mark.parametrize(
-    ("asked", "kept"),
-    [
-        ("abc", "abc"),
-        ("abcd", "bcd"),  # three at most
-        ("abcad", "cad"),  # the one asked for last stays
-        ("aB", "aB"),
-        ("aBc", "Bc"),  # a capital takes 20 of 28 bytes, others 5
-        ("ABc", "Bc"),
-        ("aX", "X"),  # too large, and the newest
-        ("aXb", "b"),
-        ("aaa", "a"),
-    ],
-)
-def test_the_latest_are_kept_up_to_a_number_and_a_size(asked: str, kept: str) -> None:
-    latest: Latest[str] = Latest(3, 28)
-    for key in asked:
-        if latest.get(key) is None:
-            assert latest.keep(key, key.upper(), 99 if key == "X" else 20 if key.isupper() else 5) == key.upper()
-    assert len(latest) == len(kept)
-    assert "".join(key for key in dict.fromkeys(asked) if latest.get(key)) == "".join(sorted(kept, key=asked.index))
-
-
-def test_of_two_that_made_a_value_at_once_the_first_is_kept() -> None:
-    latest: Latest[object] = Latest(2, 10)
-    first = object()
-    assert latest.keep("a", first, 6) is first
-    assert latest.keep("a", object(), 6) is first
-    assert latest.keep("a", first, 6) is first
-    assert latest.keep("b", first, 4) is first and len(latest) == 2, "its bytes count once"

@@ -10,27 +10,29 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
-from wire.ir.graph import WireGraph
-
-GRAPHS_COUNT, GRAPHS_BYTES = 128, 256 << 20  # of one function or model, for the shapes it was called with last
-NODE_BYTES = 1 << 10  # of a graph, or of what is made of it; about
+Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 
 
-class Latest(Generic[Value]):
+class Latest(Generic[Key, Value]):
     """A cache with bounds on the number of its values and on their bytes; the newest is kept whatever its size."""
 
     def __init__(self, count_max: int, bytes_max: int) -> None:
         self._count_max = count_max
         self._bytes_max = bytes_max
         self._bytes = 0
-        self._kept: OrderedDict[Hashable, tuple[Value, int]] = OrderedDict()
+        self._kept: OrderedDict[Key, tuple[Value, int]] = OrderedDict()
         self._lock = threading.RLock()  # what is freed within may ask for something
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def get(self, key: Hashable) -> Value | None:
+    def items(self) -> list[tuple[Key, Value]]:
+        """All that is kept, the one asked for last at the end."""
+        with self._lock:
+            return [(key, value) for key, (value, _) in self._kept.items()]
+
+    def get(self, key: Key) -> Value | None:
         with self._lock:
             entry = self._kept.get(key)
             if entry is None:
@@ -38,7 +40,7 @@ class Latest(Generic[Value]):
             self._kept.move_to_end(key)
             return entry[0]
 
-    def keep(self, key: Hashable, value: Value, size_bytes: int) -> Value:
+    def keep(self, key: Key, value: Value, size_bytes: int) -> Value:
         """The value of this key from now on: the one that is kept already, if another thread was quicker."""
         with self._lock:
             if key not in self._kept:
@@ -50,8 +52,3 @@ class Latest(Generic[Value]):
                 _, (_, freed_bytes) = self._kept.popitem(last=False)
                 self._bytes -= freed_bytes
         return present
-
-
-def graph_bytes(graph: WireGraph) -> int:
-    """What a graph takes with its large constants, about."""
-    return len(graph) * NODE_BYTES + sum(array.nbytes for array in graph.blobs.values())
