@@ -86,6 +86,13 @@ def expanded(primitive: Any) -> Any:
     return jax.make_jaxpr(primitive.expand)(*primitive.in_avals)
 
 
+def counts_as_now() -> bool:
+    """Whether JAX is set to draw by the counters of its later versions, which are ours (`randomness.py`)."""
+    import jax
+
+    return bool(getattr(jax.config, "jax_threefry_partitionable", True))
+
+
 def _platform_index(equation: Equation) -> Array:
     """The index of this platform among those of the branches: a cpu, or none of them."""
     platforms = equation["platforms"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -12,8 +11,8 @@ from wire.ir.dtypes import BF16, BOOL, F16, F32, F64, DType, dtype_of
 
 from ... import numpy as mnp
 from ...core.array import Array, apply, literal
+from ...numpy import special
 from ...numpy.promotion import cast
-from ...numpy.random import erfinv
 from .rows import Equation, Row
 
 
@@ -41,19 +40,25 @@ def _integer_pow(equation: Equation, x: Array) -> Array:
 
 
 def _div(equation: Equation, x: Array, y: Array) -> Array:
-    """Integers are divided towards zero."""
+    """Integers are divided towards zero; ours are rounded down."""
+    floored = apply("div", x, y)
     if x.type.dtype.kind != "i":
-        return apply("div", x, y)
-    size = apply("div", apply("abs", x), apply("abs", y))
-    return mnp.where((x < 0) != (y < 0), -size, size)
+        return floored
+    return floored + cast(_turned_down(x, y, apply("rem", x, y)), x.type.dtype)
 
 
 def _rem(equation: Equation, x: Array, y: Array) -> Array:
     """The remainder with the sign of the dividend; ours has that of the divisor."""
-    if x.type.dtype.kind == "u":
-        return apply("rem", x, y)
-    size = apply("rem", mnp.abs(x), mnp.abs(y))
-    return mnp.where(x < 0, -size, size)
+    if x.type.dtype.kind == "f":
+        size = apply("rem", mnp.abs(x), mnp.abs(y))
+        return mnp.where(x < 0, -size, size)
+    rest = apply("rem", x, y)
+    return rest if x.type.dtype.kind == "u" else mnp.where(_turned_down(x, y, rest), rest - y, rest)
+
+
+def _turned_down(x: Array, y: Array, rest: Array) -> Array:
+    """Whether a quotient of integers was rounded away from zero.  Their sizes would not tell: the lowest has none."""
+    return ((x < 0) != (y < 0)) & (rest != 0)
 
 
 def _pow(equation: Equation, x: Array, y: Array) -> Array:
@@ -90,7 +95,8 @@ def _bitcast(equation: Equation, x: Array) -> Array:
 def _round(equation: Equation, x: Array) -> Array:
     if int(equation["rounding_method"]) == 1:  # to even
         return mnp.round(x)
-    return mnp.trunc(x + mnp.copysign(mnp.full_like(x, 0.5), x))  # away from zero
+    whole = mnp.trunc(x)  # away from zero; x plus a half is rounded itself
+    return mnp.where(mnp.abs(x - whole) >= 0.5, whole + mnp.sign(x), whole)
 
 
 def _reduce_precision(equation: Equation, x: Array) -> Array:
@@ -112,27 +118,15 @@ def _shift_logical(equation: Equation, x: Array, by: Array) -> Array:
     return apply("bitcast", moved, dtype=kind.name) if kind.kind == "i" else moved
 
 
+def _shift_arithmetic(equation: Equation, x: Array, by: Array) -> Array:
+    """The highest bit comes in from the left, also where it is no sign."""
+    kind = x.type.dtype
+    signed = dtype_of(np.dtype(f"int{kind.itemsize * 8}"))
+    return apply("bitcast", apply("shr", _bits(x, signed), _bits(by, signed)), dtype=kind.name)
+
+
 def _bits(x: Array, kind: DType) -> Array:
     return x if x.type.dtype is kind else apply("bitcast", x, dtype=kind.name)
-
-
-def _lgamma(equation: Equation, x: Array) -> Array:
-    """Lanczos, g = 7 and nine coefficients, with the reflection below a half."""
-    small = x < 0.5
-    z = mnp.where(small, -x, x - 1)
-    total = mnp.full_like(z, _LANCZOS[0])
-    for place, coefficient in enumerate(_LANCZOS[1:], 1):
-        total = total + coefficient / (z + place)
-    t = z + 7.5
-    value = (z + 0.5) * mnp.log(t) - t + math.log(math.sqrt(2 * math.pi)) + mnp.log(total)
-    return mnp.where(small, math.log(math.pi) - mnp.log(mnp.abs(mnp.sin(math.pi * x))) - value, value)
-
-
-_LANCZOS = (
-    0.99999999999980993227684700473478, 676.520368121885098567009190444019, -1259.13921672240287047156078755283,
-    771.3234287776530788486528258894, -176.61502916214059906584551354, 12.507343278686904814458936853,
-    -0.13857109526572011689554707, 9.984369578019570859563e-6, 1.50563273514931155834e-7,
-)  # fmt: skip
 
 
 def _total(strict: bool) -> Row:
@@ -172,7 +166,7 @@ ROWS: dict[str, Row] = {
     "atan2": _op("atan2"),
     "atanh": _fn(mnp.atanh),
     "bitcast_convert_type": _bitcast,
-    "cbrt": lambda equation, x: mnp.copysign(mnp.pow(mnp.abs(x), 1 / 3), x),
+    "cbrt": _fn(special.cbrt),
     "ceil": _fn(mnp.ceil),
     "clamp": _clamp,
     "convert_element_type": _convert,
@@ -183,8 +177,8 @@ ROWS: dict[str, Row] = {
     "div": _div,
     "eq": _op("eq"),
     "erf": _op("erf"),
-    "erf_inv": lambda equation, x: erfinv(x),
-    "erfc": lambda equation, x: 1 - apply("erf", x),
+    "erf_inv": _fn(special.erfinv),
+    "erfc": _fn(special.erfc),
     "exp": _op("exp"),
     "exp2": _fn(mnp.exp2),
     "expm1": _fn(mnp.expm1),
@@ -195,7 +189,7 @@ ROWS: dict[str, Row] = {
     "is_finite": _fn(mnp.isfinite),
     "le": _op("le"),
     "le_to": _total(False),
-    "lgamma": _lgamma,
+    "lgamma": _fn(special.lgamma),
     "log": _op("log"),
     "log1p": _fn(mnp.log1p),
     "logistic": _logistic,
@@ -218,7 +212,7 @@ ROWS: dict[str, Row] = {
     "rsqrt": lambda equation, x: apply("recip", apply("sqrt", x)),
     "select_n": _select_n,
     "shift_left": lambda equation, x, by: apply("shl", x, by),
-    "shift_right_arithmetic": lambda equation, x, by: apply("shr", x, by),
+    "shift_right_arithmetic": _shift_arithmetic,
     "shift_right_logical": _shift_logical,
     "sign": _fn(mnp.sign),
     "sin": _op("sin"),

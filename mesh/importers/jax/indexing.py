@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from wire.ir.dtypes import I32
+from wire.ir.dtypes import I32, DType
 
 from ... import numpy as mnp
 from ...core.array import Array, apply, literal
-from ...numpy.promotion import cast, index_dtype
+from ...numpy.promotion import INT_BOUNDS, cast, index_dtype
 from .rows import Equation, Row
 
 CLIP, DROP = "CLIP", "FILL_OR_DROP"
@@ -129,7 +129,7 @@ def _places(windows: _Windows, indices: Array) -> tuple[Array, Array | None]:
     for axis in reversed(range(len(shape))):
         place = literal(0, dtype)
         if axis in windows.starts:
-            start = cast(indices[..., list(windows.starts).index(axis)], dtype)
+            start = _narrowed(indices[..., list(windows.starts).index(axis)], dtype)
             last = shape[axis] - windows.sizes[axis]
             if windows.mode == DROP:
                 fits = (start >= 0) & (start <= last)
@@ -160,7 +160,15 @@ def _counter(out: Sequence[int], axis: int, dtype: Any) -> Array:
 
 
 def _starts(starts: Sequence[Array]) -> Array:
-    return mnp.stack([cast(start, I32) for start in starts]) if starts else mnp.zeros((0,), dtype=mnp.int32)
+    return mnp.stack([_narrowed(start, I32) for start in starts]) if starts else mnp.zeros((0,), dtype=mnp.int32)
+
+
+def _narrowed(indices: Array, dtype: DType) -> Array:
+    """Indices of another width, of which those that are far outside stay outside."""
+    kind, (low, high) = indices.type.dtype, INT_BOUNDS[dtype.name]
+    if kind.kind not in "iu" or INT_BOUNDS[kind.name][1] <= high:
+        return cast(indices, dtype)
+    return cast(mnp.clip(indices, low if kind.kind == "i" else None, high), dtype)
 
 
 def _dynamic_slice(equation: Equation, x: Array, *starts: Array) -> Array:

@@ -57,7 +57,8 @@ def type_of(aval: Any) -> TensorType:
 
 
 def _is_key(aval: Any) -> bool:
-    return str(aval.dtype).startswith("key<")
+    """Whether it is a key of threefry; keys of other generators are of no dtype that graphs have."""
+    return str(aval.dtype) == "key<fry>"
 
 
 def _on_keys(row: Row) -> Row:
@@ -84,6 +85,8 @@ def check_supported(jaxpr: Any, name: str) -> None:
         reasons = [] if eqn.primitive.name in PRIMITIVES else [f"the primitive {eqn.primitive.name}"]
         if eqn.primitive.name == "scatter" and not _replaces(eqn.params.get("update_jaxpr")):
             reasons.append("scatter with a function (x.at[...].apply)")
+        if eqn.primitive.name in ("random_bits", "random_split") and not control.counts_as_now():
+            reasons.append(f"{eqn.primitive.name} with jax_threefry_partitionable=False")
         for var in eqn.outvars:
             try:
                 type_of(var.aval)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from wire.errors import Unsupported
-from wire.ir.dtypes import U32
+from wire.ir.dtypes import U32, U64
 
 from ... import numpy as mnp
 from ...core.array import Array, apply, literal
@@ -32,26 +31,26 @@ def threefry2x32(key: Array, high: Array, low: Array) -> tuple[Array, Array]:
     return x, y
 
 
-def _words(key: Array, shape: Sequence[int]) -> tuple[Array, Array]:
-    """Both words at the counters 0, 1, 2, ... of an array of this shape."""
+def _words(keys: Array, shape: Sequence[int]) -> tuple[Array, Array]:
+    """Both words at the counters 0, 1, 2, ... of an array of this shape, for each key."""
     count = math.prod(shape)
     counters = mnp.reshape(apply("iota", shape=(count,), dtype="u32", axis=0), tuple(shape))
-    return threefry2x32(key, mnp.zeros_like(counters), counters)
+    aligned = mnp.reshape(keys, (*keys.shape[:-1], *[1] * len(shape), 2))
+    return threefry2x32(aligned, mnp.zeros_like(counters), counters)
 
 
 def _seeded(data: Array) -> Array:
     """The key of a number: its high word (0 for 32 bits, -1 does not spread) and its low word."""
-    low = cast(data, U32)
-    return mnp.stack([mnp.zeros_like(low), low], axis=-1)
+    low, wide = cast(data, U32), data.type.dtype.itemsize == 8
+    high = cast(apply("shr", data, literal(32, data.type.dtype)), U32) if wide else mnp.zeros_like(low)
+    return mnp.stack([high, low], axis=-1)
 
 
-def _random_bits(equation: Equation, key: Array) -> Array:
-    width, shape = equation["bit_width"], equation.ints("shape")
-    if width not in (8, 16, 32) or key.ndim != 1:
-        raise Unsupported(f"random bits of width {width} for keys of shape {key.shape}", op="random_bits")
-    high, low = _words(key, shape)
-    bits = high ^ low
-    return cast(bits, equation.type.dtype)
+def _random_bits(equation: Equation, keys: Array) -> Array:
+    high, low = _words(keys, equation.ints("shape"))
+    if equation["bit_width"] == 64:
+        return apply("shl", cast(high, U64), literal(32, U64)) | cast(low, U64)
+    return cast(high ^ low, equation.type.dtype)
 
 
 def _split(equation: Equation, key: Array) -> Array:

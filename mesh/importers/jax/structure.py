@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from wire.ir.dtypes import dtype_of
+import numpy as np
+
+from wire.ir.dtypes import BOOL, dtype_of
 
 from ... import numpy as mnp
 from ...core.array import Array, apply
-from ...numpy.promotion import cast
+from ...numpy.promotion import asarray, cast
 from .rows import Equation, Row
 
 
@@ -65,6 +67,25 @@ def _reduce(op: str) -> Row:
     return lambda equation, x: apply(op, x, axes=equation.ints("axes"))
 
 
+def _reduce_bits(op: str, first: int = 0, of_bools: str = "") -> Row:
+    """Bits of integers, or bools, combined half by half; of none they are those of `first`."""
+
+    def row(equation: Equation, x: Array) -> Array:
+        axes, kind = equation.ints("axes"), x.type.dtype
+        if of_bools and kind is BOOL:
+            return apply(of_bools, x, axes=axes)
+        if not x.size:
+            return asarray(np.full(equation.type.shape, first).astype(kind.numpy))
+        kept = [axis for axis in range(x.ndim) if axis not in axes]
+        rows = mnp.reshape(mnp.permute_dims(x, (*axes, *kept)), (-1, *equation.type.shape))
+        while rows.shape[0] > 1:
+            half = rows.shape[0] // 2
+            rows = mnp.concat([apply(op, rows[:half], rows[half : 2 * half]), rows[2 * half :]], axis=0)
+        return rows[0]
+
+    return row
+
+
 def _arg(negated: bool) -> Row:
     def row(equation: Equation, x: Array) -> Array:
         (axis,) = equation.ints("axes")
@@ -110,12 +131,13 @@ ROWS: dict[str, Row] = {
     "expand_dims": lambda equation, x: mnp.reshape(x, equation.type.shape),
     "iota": _iota,
     "pad": _pad,
-    "reduce_and": _reduce("reduce_min"),
+    "reduce_and": _reduce_bits("and", -1, "reduce_min"),
     "reduce_max": _reduce("reduce_max"),
     "reduce_min": _reduce("reduce_min"),
-    "reduce_or": _reduce("reduce_max"),
+    "reduce_or": _reduce_bits("or", of_bools="reduce_max"),
     "reduce_prod": _reduce("reduce_prod"),
     "reduce_sum": _reduce("reduce_sum"),
+    "reduce_xor": _reduce_bits("xor"),
     "reshape": _reshape,
     "rev": lambda equation, x: apply("reverse", x, axes=equation.ints("dimensions")),
     "slice": _slice,

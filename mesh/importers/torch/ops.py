@@ -15,6 +15,7 @@ from ... import nn
 from ... import numpy as mnp
 from ...core.array import Array, apply
 from ...nn.precision import wide
+from ...numpy import special
 from ...numpy.promotion import asarray, cast
 from . import indexing, matrices
 from .call import Absent, Call, Op, as_result
@@ -588,7 +589,7 @@ OPS: dict[str, Op] = {
     "empty_like": _full(0),
     "eq": _compare(mnp.equal),
     "erf": _unary(mnp.erf),
-    "erfc": _unary(lambda x: 1 - mnp.erf(x)),
+    "erfc": _unary(special.erfc),
     "exp": _unary(mnp.exp),
     "exp2": _unary(mnp.exp2),
     "expand": lambda call: mnp.broadcast_to(call.x, call.shape),
