@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import secrets
 import threading
 import time
@@ -37,6 +36,7 @@ from wire.security.certificates import (
 from wire.system.atomic_files import Disk
 from wire.system.file_lock import FileLock, behind_lock
 from wire.system.private_folder import private_folder
+from wire.system.steady_log import steady_logger
 
 from .audit_log import AuditLog
 from .keyring import Keyring
@@ -44,7 +44,7 @@ from .member_roster import MemberRecord, Roster, from_json, to_json
 from .refusal_log import RefusalLog
 from .token_table import TTL_S, TokenRecord, TokenTable
 
-log = logging.getLogger("graph_mesh.authority")
+log = steady_logger("graph_mesh.authority")
 
 WATCH_S = 0.2  # how often the list of members is looked at: a revocation works within a second
 OVERLAP_S = CERTIFICATE_S  # how long the authority before is trusted: every member renews within that

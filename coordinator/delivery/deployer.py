@@ -5,7 +5,6 @@ It does not know which plans there are, nor what follows once one is deployed.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from wire.errors import MeshError, NodeLost, ProtocolError
 from wire.protocol import messages as wire
 from wire.protocol.messages import Combine, Combined, Deploy, Deployed, Drop, MissingGraphs, PlanKey
 from wire.system.bounded_wait import within
+from wire.system.steady_log import steady_logger
 
 from ..planning import plan_messages
 from ..planning.model.plan import FromParam, FromState, Plan
@@ -25,7 +25,7 @@ from ..workers.link_prober import LinkProber
 from ..workers.records import Member
 from .param_slices import ParamSlices
 
-log = logging.getLogger("graph_mesh.coordinator")
+log = steady_logger("graph_mesh.coordinator")
 NO_STATE: plan_messages.State = {}
 SLOWER_MAX = 2.0  # a worker that takes so many times as long is still asked before the coordinator, which sends it once
 

@@ -13,7 +13,6 @@ import dataclasses
 import hashlib
 import itertools
 import json
-import logging
 import platform
 import secrets
 import sys
@@ -57,6 +56,7 @@ from wire.protocol.reports import Event
 from wire.roles import ADMIN, OPERATOR, may, member_id
 from wire.system.loop_lag import recent_lag_s
 from wire.system.malloc import DelayedReturn, give_back
+from wire.system.steady_log import steady_logger
 from wire.system.tasks import Tasks, unheard
 from wire.transfer.content_exchange import OFF_LOOP_BYTES, BlobExchange, graph_from, off_loop, sent_separately
 from wire.units import counted
@@ -72,7 +72,7 @@ from .job_table import FINAL, Action, Free, Job, JobTable, Key, Notify, Save, Sa
 from .program_upload import ProgramUpload, consts_of, upload_to_disk
 from .stored_program import ProgramContent, load_program
 
-log = logging.getLogger("graph_mesh.service")
+log = steady_logger("graph_mesh.service")
 
 PUBLISHED_MAX = RESULTS_READY.most
 RECENT_MAX = JOBS_IN_MEMORY.most

@@ -10,7 +10,6 @@ import asyncio
 import base64
 import contextlib
 import json
-import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,13 +24,14 @@ from wire.ir.codec import hash_bytes
 from wire.limits import KIB
 from wire.protocol.messages.standby import JOURNAL_BYTES_MAX
 from wire.system.atomic_files import Disk
+from wire.system.steady_log import steady_logger
 from wire.system.tasks import Tasks, unheard
 from wire.units import need_text, room_text
 
 from .content_files import RECENT_BYTES_MAX, ContentFiles
 from .journal import FORGOTTEN, WHOLE, Connect, Entry, Journal
 
-log = logging.getLogger("graph_mesh.journal")
+log = steady_logger("graph_mesh.journal")
 
 T = TypeVar("T")
 Fetch = Callable[[bytes, int], Awaitable[memoryview]]

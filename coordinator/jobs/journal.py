@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import logging
 import shutil
 import sqlite3
 import struct
@@ -31,8 +30,9 @@ from wire.limits import MIB
 from wire.system.atomic_files import WRITING, Disk
 from wire.system.file_lock import FileLock
 from wire.system.private_folder import private_folder
+from wire.system.steady_log import steady_logger
 
-log = logging.getLogger("graph_mesh.journal")
+log = steady_logger("graph_mesh.journal")
 
 FORMAT = 1
 BEGIN = "begin"  # the first row: the epoch, and the checksum the chain goes on from

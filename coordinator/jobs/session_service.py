@@ -18,7 +18,6 @@ and asks for the rest anew.
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 import time
 from collections import Counter
@@ -57,6 +56,7 @@ from wire.protocol.messages import (
     SessionTold,
 )
 from wire.roles import OPERATOR, may, member_id
+from wire.system.steady_log import steady_logger
 from wire.system.tasks import Tasks, isolated, unheard
 from wire.transfer.content_exchange import BlobExchange, graph_from, off_loop, sent_separately
 from wire.units import counted, size_text
@@ -72,7 +72,7 @@ from .journal import FORGOTTEN
 from .program_upload import ProgramUpload, upload_to_disk
 from .stored_program import ProgramContent, load_program
 
-log = logging.getLogger("graph_mesh.service")
+log = steady_logger("graph_mesh.service")
 Ask = Callable[[], Awaitable[Any]]
 Named = Callable[[Any], Iterable[tuple[str, NDArray[Any]]]]
 SESSION, RECORD, DRIVER = SESSION_ENTRIES = "session", "session-record", "session-driver"  # kinds of entries

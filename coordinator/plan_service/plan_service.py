@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -22,6 +21,7 @@ from wire.ir.graph import NODE_BYTES, WireGraph
 from wire.lru_cache import Latest
 from wire.policy.redundancy import OF_CALLS, copies_of
 from wire.system.bounded_wait import within
+from wire.system.steady_log import steady_logger
 from wire.system.tasks import as_error
 
 from ..planning import plan_messages
@@ -47,7 +47,7 @@ from .planner_client import PlannerClient
 from .straggler_mitigation import trial_plan
 from .warm_up import first_of
 
-log = logging.getLogger("graph_mesh.coordinator")
+log = steady_logger("graph_mesh.coordinator")
 T = TypeVar("T")
 
 PLANS_REMEMBERED, PLANS_BYTES = 64, 64 << 20

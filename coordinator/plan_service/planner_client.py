@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import subprocess
 from collections.abc import Awaitable
 from typing import Protocol, TypeVar
@@ -18,13 +17,14 @@ from typing import Protocol, TypeVar
 from wire.deadlines import PLAN_AHEAD
 from wire.system.bounded_wait import within
 from wire.system.child_python import python_command
+from wire.system.steady_log import steady_logger
 from wire.timeouts import DEFAULT_TIMEOUTS
 
 from ..planning.plan_codec import AnyQuestion, question_bytes
 from .planner_main import LENGTH, answer_of
 
 T = TypeVar("T")
-log = logging.getLogger("graph_mesh.coordinator")
+log = steady_logger("graph_mesh.coordinator")
 _IDLE_PRIORITY = getattr(subprocess, "IDLE_PRIORITY_CLASS", 0)  # Windows; elsewhere the process sees to it
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import math
 from collections.abc import Awaitable, Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from wire.errors import MeshError
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder
 from wire.protocol.messages import PartRun, Ran
+from wire.system.steady_log import steady_logger
 from wire.system.tasks import isolated
 from wire.units import time_text
 
@@ -39,7 +39,7 @@ from ..workers.records import Deployment, Evidence
 from ..workers.straggler_detector import KNOWN_MIN, SEEN, DeviceKey, StragglerDetector
 from .migration_cost import StayCosts, may_pay, move_s
 
-log = logging.getLogger("graph_mesh.coordinator")
+log = steady_logger("graph_mesh.coordinator")
 
 TRIAL_S = 0.01  # of a device that is well: longer than a dispatch, and nothing to a caller that waits
 TRIAL_LAYERS_MAX = 64

@@ -11,11 +11,11 @@ worth it (`coordinator/planning/contingency.py`).
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from wire.protocol.messages import PlanKey
+from wire.system.steady_log import steady_logger
 from wire.system.tasks import Tasks, as_error, unheard
 
 from ..delivery.deployer import Deployer
@@ -26,7 +26,7 @@ from ..planning.model.program import Program
 from ..planning.plan_codec import plan_from
 from ..workers.records import Member
 
-log = logging.getLogger("graph_mesh.coordinator")
+log = steady_logger("graph_mesh.coordinator")
 
 QUIET_S = 0.3  # without a call, before a rehearsal begins
 

@@ -19,7 +19,6 @@ It does not know what calls wait for.  What nobody can make again comes from thi
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -29,6 +28,7 @@ from wire.ir.graph import WireGraph
 from wire.ir.types import TensorType
 from wire.policy.redundancy import copies_of
 from wire.protocol.messages import PlanKey
+from wire.system.steady_log import steady_logger
 from wire.system.tasks import Tasks, unheard
 from wire.units import counted, size_text
 
@@ -43,7 +43,7 @@ from ..planning.redundancy.redundancy_memory import standing_by
 from ..workers.records import Member
 from .plan_service import PlanService
 
-log = logging.getLogger("graph_mesh.coordinator")
+log = steady_logger("graph_mesh.coordinator")
 GUARDS_MAX = 64  # programs that are guarded at once, those deployed last
 ADMITTED_MAX = 256
 STOOD_BY = "this plan stood by, deployed for this death"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from wire.errors import Cancelled, MeshError
 from wire.protocol.messages import INLINE_BYTES_MAX, Deployed, Ran
 from wire.system.outcome import PromptFuture
+from wire.system.steady_log import steady_logger
 from wire.system.tasks import as_error, isolated, unheard
 from wire.units import counted
 
@@ -44,7 +44,7 @@ from ..workers.records import Call, Deployment
 from .deferred_updates import DeferredUpdates
 
 HELD_S = 1.0  # of the parts of others that a worker has begun, after which a call looks for another one
-log = logging.getLogger("graph_mesh.coordinator")
+log = steady_logger("graph_mesh.coordinator")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from typing import Any
 from wire.errors import LOG_LINES_MAX, MeshError, NodeLost
 from wire.link.link import Link
 from wire.protocol.messages import Beat, Suspected, Working
+from wire.system.steady_log import steady_logger
 from wire.system.tasks import isolated
 
 from ..calls import events as ev
@@ -23,7 +24,7 @@ from ..workers.indirect_probes import IndirectProber
 from ..workers.records import Member, work_by_plan
 from .call_runner import CallContext, CallRunner
 
-log = logging.getLogger("graph_mesh.coordinator")
+log = steady_logger("graph_mesh.coordinator")
 
 READ_PASSES = 3  # passes of the loop until all that the sockets hold is read: it is polled, parsed and delivered
 

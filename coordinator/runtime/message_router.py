@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
@@ -11,12 +10,13 @@ from wire.link.link import Link
 from wire.protocol.flow_control import PacedBuffer
 from wire.protocol.messages import Message, Revocations
 from wire.roles import member_id
+from wire.system.steady_log import steady_logger
 from wire.system.tasks import isolated
 
 from ..delivery.output_receiver import OutputReceiver
 from ..workers.records import Member
 
-log = logging.getLogger("graph_mesh.coordinator")
+log = steady_logger("graph_mesh.coordinator")
 
 
 class MessageRouter:

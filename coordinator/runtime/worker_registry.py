@@ -4,7 +4,6 @@ dials it again when the link is lost, and notes pauses and devices that were giv
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,6 +16,7 @@ from wire.link.reconnect import stay_linked
 from wire.protocol.messages import Devices, Join, Joined, Leaving, NodeReport, Paused, with_fields
 from wire.protocol.peer import Identity
 from wire.protocol.versions import usable_ops
+from wire.system.steady_log import steady_logger
 from wire.system.tasks import unheard
 
 from ..calls import events as ev
@@ -26,7 +26,7 @@ from ..workers.records import Enrolled, Member, link_to
 from .call_runner import CallContext, CallRunner
 from .health_watch import HealthWatch
 
-log = logging.getLogger("graph_mesh.coordinator")
+log = steady_logger("graph_mesh.coordinator")
 
 
 class WorkerRegistry:

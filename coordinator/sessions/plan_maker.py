@@ -6,7 +6,6 @@ It does not know when a plan is wanted: `runtime.py` does, for the machine of `s
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -14,6 +13,7 @@ from wire.errors import MeshError, PlacementError
 from wire.ir.graph import WireGraph
 from wire.policy.redundancy import copies_of
 from wire.policy.strategies import Pipeline, Split, strategy_of
+from wire.system.steady_log import steady_logger
 
 from ..plan_service.migration_cost import STATE_MOVES, STATE_STAYS, is_better
 from ..plan_service.plan_service import planned_in_thread
@@ -31,7 +31,7 @@ from .elastic import Elastic, Planned
 from .session_context import SessionContext
 from .steps import Policy
 
-log = logging.getLogger("graph_mesh.coordinator")
+log = steady_logger("graph_mesh.coordinator")
 
 SETTLE_S = 1.0  # after a worker came: its links are measured meanwhile
 SETTLE_ELASTIC_S = 0.05  # where a worker that joins gets a share at once: others may join with it

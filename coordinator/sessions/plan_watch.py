@@ -6,11 +6,11 @@ The session goes on without either: a fault here is logged, and changes nothing.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 
 from wire.errors import MeshError
 from wire.protocol.messages import Ran
+from wire.system.steady_log import steady_logger
 from wire.system.tasks import unheard
 
 from ..planning.model.plan import Plan
@@ -18,7 +18,7 @@ from . import events as ev
 from .plan_maker import PlanMaker
 from .session_context import SessionContext
 
-log = logging.getLogger("graph_mesh.coordinator")
+log = steady_logger("graph_mesh.coordinator")
 
 PACE_CHECKED_AFTER = frozenset({12, 48, 192, 768})  # steps of a plan after which its workers' pace is checked
 

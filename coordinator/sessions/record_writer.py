@@ -7,18 +7,18 @@ for the disk.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any
 
 from wire.bounds import RECORD_WAITS
 from wire.errors import MeshError
+from wire.system.steady_log import steady_logger
 
 from . import events as ev
 from .manifest import SessionRecord
 
-log = logging.getLogger("graph_mesh.coordinator")
+log = steady_logger("graph_mesh.coordinator")
 
 LETS_GO = (ev.SendDrop, ev.ReleaseCopy, ev.ForgetFeeds, ev.Claimed)
 AGAIN_S = 1.0  # after the disk refused a record

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -37,6 +36,7 @@ from wire.standby.in_messages import ballot_field, ballot_of
 from wire.standby.standby_file import PROMOTE_FILE, StandbyFile
 from wire.system.atomic_files import Disk
 from wire.system.file_lock import FileLock, behind_lock
+from wire.system.steady_log import steady_logger
 from wire.system.tasks import Tasks, as_error
 from wire.transfer.content_exchange import BlobExchange
 
@@ -47,7 +47,7 @@ from . import events as ev
 from .shell import StandbyShell
 from .state import StandbyTimes
 
-log = logging.getLogger("graph_mesh.standby")
+log = steady_logger("graph_mesh.standby")
 _Told = tuple[int, int, int, bool]  # what tells messages of one link apart whose entries belong together
 AUTHORITY_S = 2.0  # until what could not be written is written again
 IS_STANDBY = Busy("this coordinator is a standby", next_step="Ask the coordinator that serves")

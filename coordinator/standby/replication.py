@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -31,6 +30,7 @@ from wire.protocol.messages import (
 )
 from wire.standby.in_messages import ballot_field, ballot_of
 from wire.standby.standby_file import StandbyFile
+from wire.system.steady_log import steady_logger
 from wire.system.tasks import Tasks
 from wire.transfer.content_exchange import BlobExchange
 
@@ -41,7 +41,7 @@ from . import events as ev
 from .shell import StandbyShell
 from .state import StandbyTimes
 
-log = logging.getLogger("graph_mesh.standby")
+log = steady_logger("graph_mesh.standby")
 
 ACKNOWLEDGED_S = STANDBY_ACKNOWLEDGED.seconds  # without an answer of standby or voters, an entry is then refused
 MESSAGE_BYTES = 4 << 20  # of entries in one message, after which the next one begins

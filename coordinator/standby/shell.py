@@ -6,7 +6,6 @@ The same one lasts from following to serving; `attach` says how others are reach
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,12 +19,13 @@ from wire.protocol.messages import Message, Vote, Voted
 from wire.standby.in_messages import answered_of, asked_of, vote_of, voted_of
 from wire.standby.standby_file import StandbyFile
 from wire.standby.voter import Answered, Asked, Keep, Say
+from wire.system.steady_log import steady_logger
 from wire.system.tasks import Tasks, isolated
 
 from . import events as ev
 from .state import StandbyState, StandbyTimes
 
-log = logging.getLogger("graph_mesh.standby")
+log = steady_logger("graph_mesh.standby")
 
 VOTE_ANSWER_S = VOTE.seconds  # a question without an answer is asked again
 Then = Callable[[], object]

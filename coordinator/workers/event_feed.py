@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping
 
 from wire.bounds import EVENTS
 from wire.protocol.messages import NodeReport
 from wire.protocol.reports import Event, RelayReport
+from wire.system.steady_log import steady_logger
 
 from ..planning.model.program import Program
 from .call_report import worker_report
 from .records import Call, Deployment
 from .worker_names import name_of
 
-log = logging.getLogger("graph_mesh.coordinator")
+log = steady_logger("graph_mesh.coordinator")
 
 EVENTS_MAX = EVENTS.most
 Watcher = Callable[[Event], None]

@@ -7,16 +7,16 @@ What follows from the answers, the failure detector decides (`failure_detector.p
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping
 
+from wire.system.steady_log import steady_logger
 from wire.system.tasks import Tasks
 
 from .failure_detector import AskPeer, ProbeSelf
 from .link_prober import probe_through_peer
 from .records import Member
 
-log = logging.getLogger("graph_mesh.coordinator")
+log = steady_logger("graph_mesh.coordinator")
 
 
 class IndirectProber:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Callable, Iterable, Mapping
 
 from wire.errors import MeshError, NodeLost, ProtocolError
 from wire.link.link import Link as Wire
 from wire.protocol.messages import PairReport, Probe, Probed
+from wire.system.steady_log import steady_logger
 from wire.system.tasks import as_error
 from wire.timeouts import DEFAULT_TIMEOUTS, SILENT
 from wire.transfer.link_probe import Meter
@@ -21,7 +21,7 @@ from wire.units import time_text
 from ..planning.model.profiles import CLIENT, Link, Profiles
 from .link_table import LinkTable, Pair, ProbeResult
 
-log = logging.getLogger("graph_mesh.coordinator")
+log = steady_logger("graph_mesh.coordinator")
 
 ANSWER_SHARE = 1.2  # the answer is waited for a little longer than the worker tries
 

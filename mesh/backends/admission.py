@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import secrets
 import socket
 import tempfile
@@ -32,9 +31,10 @@ from wire.protocol.messages import Revocations
 from wire.roles import member_id
 from wire.security.tls_listener import addresses_of
 from wire.system.file_lock import behind_lock
+from wire.system.steady_log import steady_logger
 from wire.system.tasks import Tasks
 
-log = logging.getLogger("graph_mesh.identity")
+log = steady_logger("graph_mesh.identity")
 
 FIRST_TOKEN_USES = 8  # a home's machines, joined in one go
 FIRST_TOKEN_S = 3600.0

@@ -6,7 +6,6 @@ Part of the composition root: it ties the auto dialer (wire.discovery.auto_diale
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
 
 from coordinator.coordinator import Coordinator
@@ -15,8 +14,9 @@ from wire.discovery.announcements import Candidate
 from wire.discovery.auto_dialer import AutoDialer
 from wire.discovery.mdns import Browser, Keys
 from wire.errors import MeshError
+from wire.system.steady_log import steady_logger
 
-log = logging.getLogger("graph_mesh.joining")
+log = steady_logger("graph_mesh.joining")
 
 
 class AutoJoin:

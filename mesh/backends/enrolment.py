@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import getpass
-import logging
 import os
 import re
 import socket
@@ -29,9 +28,10 @@ from wire.link.membership import COORDINATOR_FILE, Membership, ask_to_join, coor
 from wire.roles import ADMIN
 from wire.system.file_lock import FileLock
 from wire.system.private_folder import private_folder, state_root
+from wire.system.steady_log import steady_logger
 from wire.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
-log = logging.getLogger("graph_mesh.identity")
+log = steady_logger("graph_mesh.identity")
 
 LEFT_S_MIN = 6 * 3600.0  # at home a certificate with less time left is renewed on the way
 AUTHORITY_FOLDER = "@authority"  # beside the folders of workers, none of which begins with @

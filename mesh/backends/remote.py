@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import itertools
 import json
-import logging
 import secrets
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
@@ -88,6 +87,7 @@ from wire.protocol.messages import (
 from wire.protocol.peer import Identity
 from wire.protocol.permissions import Receiver, Relation
 from wire.system.shared_memory import SharedDir
+from wire.system.steady_log import steady_logger
 from wire.system.tasks import Tasks
 from wire.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from wire.transfer.content_exchange import BlobExchange, graph_from, off_loop, sent_separately
@@ -100,7 +100,7 @@ from .enrolment import client_membership
 from .paged_reports import all_pages
 from .remote_session import Open, Opening, RemoteSession
 
-log = logging.getLogger("graph_mesh.client")
+log = steady_logger("graph_mesh.client")
 RENEW_S = 1.0  # at the end, where the mesh has a new authority
 UNREAD_MAX = 5  # answers that nobody could read
 UNREAD_ADVICE = "See whether mesh-coord --version says the same on both machines"

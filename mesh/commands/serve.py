@@ -44,6 +44,7 @@ from wire.standby.standby_file import STANDBY_FILE, StandbyFile
 from wire.system.file_lock import behind_lock
 from wire.system.loop_lag import measure
 from wire.system.signals import watch_signals
+from wire.system.steady_log import steady_logger
 from wire.system.tasks import Tasks
 from wire.timeouts import COORDINATOR, Timeouts
 
@@ -61,7 +62,7 @@ if TYPE_CHECKING:
 
     from ..backends.auto_join import AutoJoin
 
-log = logging.getLogger("graph_mesh.serve")
+log = steady_logger("graph_mesh.serve")
 
 RETURN_WAITS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)  # between attempts to reach a worker of before
 

@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import logging
 import os
 import signal
 import sys
@@ -19,6 +18,7 @@ from wire.policy.strategies import Auto, Strategy
 from wire.security.tls import web_context
 from wire.system.malloc import give_back
 from wire.system.signals import watch_signals
+from wire.system.steady_log import steady_logger
 
 from ..backends.enrolment import is_client
 from ..client.async_mesh import AsyncMesh
@@ -39,7 +39,7 @@ from .output import say, say_lines
 from .progress import download_progress
 from .web_certificate import WebCertificate, names_here
 
-log = logging.getLogger("graph_mesh.serving")
+log = steady_logger("graph_mesh.serving")
 
 GIVE_BACK_S = 30.0
 Options = argparse.Namespace

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,12 +15,13 @@ from wire.security.certificates import new_key
 from wire.security.tls import TLSContext, reload_web, web_context
 from wire.system.atomic_files import Disk
 from wire.system.private_folder import private_folder
+from wire.system.steady_log import steady_logger
 
 from ..backends.enrolment import at_home, authority_folder
 
 RENEWED_S = 24 * 3600.0
 AGAIN_S = 3600.0
-log = logging.getLogger("graph_mesh.serving")
+log = steady_logger("graph_mesh.serving")
 
 
 class WebCertificate:

@@ -15,7 +15,9 @@ from typing import Any, TypeVar
 
 from wire.errors import ConfigError
 from wire.system.loop_lag import measure
+from wire.system.steady_log import steady_logger
 
+log = steady_logger("graph_mesh.client")
 T = TypeVar("T")
 END_S = 5.0  # for what was cancelled to clean up after itself
 
@@ -27,6 +29,7 @@ class LoopThread:
         self._loop = loop
         self._process = os.getpid()
         measure(loop)
+        loop.set_exception_handler(_unhandled)
         self._stopped = False
         self._lock = threading.Lock()  # nothing is asked of the loop once it was told to stop
         self._thread = threading.Thread(target=self._serve, name="mesh", daemon=True)
@@ -92,12 +95,21 @@ class LoopThread:
             )
 
     def _serve(self) -> None:
-        with contextlib.suppress(SystemExit):  # of a watcher, say: it ends this thread, and no other
+        with contextlib.suppress(SystemExit, KeyboardInterrupt):  # of a watcher, say: it ends this thread, and no other
             self._loop.run_forever()
         with self._lock:
             self._stopped = True
         self._loop.run_until_complete(_cancel_all())
         self._loop.close()
+
+
+def _unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log an error that nobody handles, as asyncio does.  What a program's handler of asyncio's lines raises would end
+    the loop, and all that wait for it would wait for ever."""
+    try:
+        loop.default_exception_handler(context)
+    except Exception:
+        log.error(context["message"], exc_info=context.get("exception"))
 
 
 class LoopElsewhere(LoopThread):

@@ -8,7 +8,6 @@ fails, goes on without, and tries again later.  So a drafter that dies, is slow,
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from wire.errors import InputError
 from wire.policy.strategies import DeviceMap
+from wire.system.steady_log import steady_logger
 
 from ..client.async_mesh import AsyncMesh
 from ..models.decoder import table_of
@@ -30,7 +30,7 @@ from .speculation import DRAFT, Speculation, StepTimes
 from .tokenizer import FILE as TOKENIZER
 from .tokenizer import tokenizer_of
 
-log = logging.getLogger("graph_mesh.inference")
+log = steady_logger("graph_mesh.inference")
 
 TEXTS_MAX = 2  # at once that are drafted: with more, those that pause take part in the slower steps of the others
 PATIENCE_MIN_S, PATIENCE = 0.25, 8  # a text waits so many times as long as drafts take usually, and that long at least

@@ -8,7 +8,6 @@ gone, its texts go on elsewhere, from the tokens that they have; where workers c
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -18,6 +17,7 @@ from typing import Any
 from wire.errors import Cancelled, MeshError, PlacementError
 from wire.policy.strategies import DeviceMap, Strategy, strategy_of
 from wire.system.memory import default_budget
+from wire.system.steady_log import steady_logger
 from wire.system.tasks import to_the_end
 from wire.units import counted
 
@@ -35,7 +35,7 @@ from .replica_groups import Group, Machine, regrouped, stands_apart
 from .replica_router import Load, chosen
 from .settings import GREEDY, Options, Sampling, tokens_of
 
-log = logging.getLogger("graph_mesh.inference")
+log = steady_logger("graph_mesh.inference")
 
 LOOK_S = 2.0  # between two looks at the workers, which may have come or gone
 WEIGHTS_ROOM = 1.25  # a replica has so many times the memory of its weights: it holds keys, values and activations, too

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -24,6 +23,7 @@ from wire.deadlines import HTTP_BODY, HTTP_HEADERS, HTTP_LINGER, HTTP_READER, De
 from wire.errors import ConfigError
 from wire.link.address_policy import is_loopback
 from wire.security.tls import TLSContext
+from wire.system.steady_log import steady_logger
 from wire.units import size_text
 
 from .access import OWN, Access, bearer, single
@@ -34,7 +34,7 @@ from .page import FILES, HEADERS
 from .replies import EVENT_STREAM, JsonReply, Reply, StreamReply, TextReply, to_json
 from .routes import ROUTES, Route, Shape, found, route_of, shape_of
 
-log = logging.getLogger("graph_mesh.serving")
+log = steady_logger("graph_mesh.serving")
 
 BODY_BYTES_MAX = 16 << 20
 COMMON_HEADERS: Mapping[str, str] = {

@@ -8,18 +8,18 @@ says; what the others hold are their weights and the keys and values that they h
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from wire.errors import NodeLost, PlacementError
+from wire.system.steady_log import steady_logger
 from wire.units import need_text, room_text, size_text
 
 from ..client.plan_preview import PlanPreview
 from .residence import Residence
 
-log = logging.getLogger("graph_mesh.serving")
+log = steady_logger("graph_mesh.serving")
 
 
 @dataclass(frozen=True, slots=True)

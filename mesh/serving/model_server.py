@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from pathlib import Path
 from wire.addresses import shown
 from wire.errors import ConfigError, InputError
 from wire.policy.strategies import Strategy
+from wire.system.steady_log import steady_logger
 from wire.system.tasks import to_the_end
 
 from ..client.async_mesh import AsyncMesh
@@ -37,7 +37,7 @@ from .residence import Keep
 from .served_embedding import ServedEmbedding, embeds, serve_embedding
 from .served_text import ModelFacts, ServedText, serve_text
 
-log = logging.getLogger("graph_mesh.serving")
+log = steady_logger("graph_mesh.serving")
 
 PORT = 7200
 LOADING_S = 5  # what a client is asked to wait for a model that is being loaded

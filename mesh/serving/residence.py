@@ -7,19 +7,19 @@ unloads the model when its time is over.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from enum import Enum
 
 from wire.deadlines import MODEL_LOADING
 from wire.errors import Cancelled
+from wire.system.steady_log import steady_logger
 from wire.system.tasks import to_the_end
 from wire.units import time_text
 
 from .api_error import ApiError
 from .model_lifecycle import Do, ModelLifecycle, Stage
 
-log = logging.getLogger("graph_mesh.serving")
+log = steady_logger("graph_mesh.serving")
 
 RETRY_S = 10  # what a client is asked to wait where a model takes long to be loaded
 

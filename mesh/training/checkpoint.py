@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from os import PathLike
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 
 from wire.errors import InputError, StorageError
 from wire.system.atomic_files import Disk
+from wire.system.steady_log import steady_logger
 
 from .. import tree
 from ..models.safetensors import load_safetensors, safetensors_parts
@@ -28,7 +28,7 @@ from ..util.annotation_checks import checked
 from ..util.argument_checks import integer
 from .data import Cursor
 
-log = logging.getLogger("graph_mesh.training")
+log = steady_logger("graph_mesh.training")
 FORMAT = 1
 
 

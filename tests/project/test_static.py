@@ -361,6 +361,12 @@ def test_shells_make_tasks_in_one_place_only() -> None:
     assert made == {"wire/system/tasks.py"}, "use wire/system/tasks.py, so that whatever a task raises somebody is told"
 
 
+def test_loggers_are_made_in_one_place_only() -> None:
+    made = {file.path for file in OURS for node in ast.walk(file.tree) if calls("logging.getLogger")(node)}
+    made = {path for path in made if path.split("/")[0] in ("mesh", "wire", "worker", "coordinator")}
+    assert made == {"wire/system/steady_log.py"}, "use steady_logger, so that no handler of a program's stops anything"
+
+
 @pytest.mark.parametrize(
     ("text", "found"),
     [

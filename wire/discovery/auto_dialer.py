@@ -7,18 +7,18 @@ log.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from ..errors import MeshError, NotTrusted
 from ..link.endpoint import Endpoint
+from ..system.steady_log import steady_logger
 from ..system.tasks import Tasks
 from .announcements import Candidate
 from .mdns import Browser, Keys
 
-log = logging.getLogger("graph_mesh.discovery")
+log = steady_logger("graph_mesh.discovery")
 
 LINES_PER_MINUTE_MAX = 20  # of failures: a node with the discovery key may announce anything
 

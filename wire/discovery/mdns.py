@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 import errno
 import ipaddress
-import logging
 import secrets
 import socket
 import sys
@@ -42,6 +41,7 @@ from zeroconf.asyncio import AsyncZeroconf
 from ..link.interfaces import Interface, interfaces_here
 from ..link.sleep_detector import SleepDetector
 from ..protocol.peer import Identity
+from ..system.steady_log import steady_logger
 from ..system.tasks import Tasks, unheard
 from ..timeouts import DEFAULT_TIMEOUTS
 from .announcements import (
@@ -57,7 +57,7 @@ from .announcements import (
 )
 from .multicast_sockets import LOOPBACK, MulticastCounts, MulticastInterface, dialled, listened, multicast_interfaces
 
-log = logging.getLogger("graph_mesh.discovery")
+log = steady_logger("graph_mesh.discovery")
 
 SERVICE = "_graph-mesh._tcp.local."
 TOLD_AFTER = 3  # failures of an interface: an address that is new cannot be used for a second or two

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import os
 import random
 import sys
@@ -39,11 +38,12 @@ from ..security.tls import TLSContext, TLSFiles, client_context, join_server_con
 from ..system.atomic_files import Disk
 from ..system.in_order import InOrder
 from ..system.private_folder import private_folder
+from ..system.steady_log import steady_logger
 from ..timeouts import DEFAULT_TIMEOUTS, Timeouts
 from .join_protocol import Admitted, Former, Grant
 from .join_tokens import discovery_key, pin_of
 
-log = logging.getLogger("graph_mesh.identity")
+log = steady_logger("graph_mesh.identity")
 
 LOOK_S = 60.0  # how often the clock is looked at: a laptop that slept wakes with a certificate that is due
 

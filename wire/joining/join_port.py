@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import logging
 import random
 import secrets
 import socket
@@ -34,6 +33,7 @@ from ..security.tls import (
 )
 from ..security.tls_listener import Caller, Listener
 from ..system.file_lock import behind_lock
+from ..system.steady_log import steady_logger
 from ..system.tasks import Tasks, unheard
 from ..timeouts import DEFAULT_TIMEOUTS, Timeouts
 from .credentials import Credentials
@@ -53,7 +53,7 @@ from .join_protocol import (
 )
 from .join_tokens import NONCE_BYTES, Token
 
-log = logging.getLogger("graph_mesh.join")
+log = steady_logger("graph_mesh.join")
 
 T = TypeVar("T")
 

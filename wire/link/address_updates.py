@@ -6,13 +6,13 @@ cables, networks and leases.  Nodes that link from now on learn them from the he
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 
+from ..system.steady_log import steady_logger
 from .endpoint import Endpoint
 from .interfaces import Interface, advertised, check_named, interfaces_here, judge, usable
 
-log = logging.getLogger("graph_mesh.transport")
+log = steady_logger("graph_mesh.transport")
 
 
 class AddressUpdates:

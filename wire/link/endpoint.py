@@ -42,13 +42,14 @@ from ..roles import CLIENT, MORE, member_id
 from ..security.certificates import Member
 from ..system.shared_memory import readable
 from ..system.shared_memory_handoff import HandoffFiles
+from ..system.steady_log import steady_logger
 from ..system.tasks import Tasks, as_error, unheard
 from ..timeouts import DEFAULT_TIMEOUTS, Timeouts
 from .address_policy import LOOPBACK_ONLY, AddressPolicy
 from .happy_eyeballs import HEAD_START_S, STAGGER_S, race
 from .link import Handler, Link
 
-log = logging.getLogger("graph_mesh.transport")
+log = steady_logger("graph_mesh.transport")
 
 CLEAR_S = 1.0  # between two checks whether processes have died that were to take files
 FULL_S = 0.002  # a socket that takes a frame only after so long was full

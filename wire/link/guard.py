@@ -9,7 +9,6 @@ before there is any memory for it.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,9 +22,10 @@ from ..protocol.permissions import TABLE, Receiver, Relation, Way
 from ..roles import ADMIN, CLIENT, OPERATOR, may
 from ..system.log_limit import LogLimit, unlogged_text
 from ..system.outcome import Outcome
+from ..system.steady_log import steady_logger
 from .link import Handler, Link
 
-log = logging.getLogger("graph_mesh.link")
+log = steady_logger("graph_mesh.link")
 
 REFUSED_S = 60.0  # the time that REFUSED_MESSAGES counts
 Test = Callable[[Link, Any], bool]

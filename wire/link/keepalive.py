@@ -12,20 +12,20 @@ may hold up those who answer, too.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from ..errors import DeadlineExceeded, MeshError, NodeLost
 from ..roles import ASKING, COORDINATOR
+from ..system.steady_log import steady_logger
 from ..system.tasks import Tasks
 from ..timeouts import BEATS, SILENT, Timeouts
 from .endpoint import Endpoint
 from .link import Link
 from .sleep_detector import SleepDetector
 
-log = logging.getLogger("graph_mesh.transport")
+log = steady_logger("graph_mesh.transport")
 
 TICK_S = 1.0
 # Links to workers that nothing depends on rest: the dialer asks first, and with a thousand of them each is asked less

@@ -38,10 +38,11 @@ from ..roles import member_id
 from ..system.log_limit import LogLimit, unlogged_text
 from ..system.outcome import Outcome
 from ..system.shared_memory_handoff import HandoffFiles
+from ..system.steady_log import steady_logger
 from ..system.tasks import Tasks
 from ..timeouts import Timeouts
 
-log = logging.getLogger("graph_mesh.link")
+log = steady_logger("graph_mesh.link")
 
 
 class Handler(Protocol):

@@ -23,12 +23,13 @@ from ..roles import member_id
 from ..security.certificates import NodeKey
 from ..system.atomic_files import Disk
 from ..system.in_order import InOrder
+from ..system.steady_log import steady_logger
 from ..system.tasks import Tasks
 from ..timeouts import DEFAULT_TIMEOUTS, Timeouts
 from .address_policy import is_address, is_loopback
 from .endpoint import Endpoint
 
-log = logging.getLogger("graph_mesh.identity")
+log = steady_logger("graph_mesh.identity")
 
 COORDINATOR_FILE = "coordinator.json"
 KNOWN_MAX = 16  # addresses of coordinators that are remembered, the latest first

@@ -13,10 +13,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from ..errors import MeshError
+from ..system.steady_log import steady_logger
 from .endpoint import Endpoint
 from .link import Link
 
-log = logging.getLogger("graph_mesh.transport")
+log = steady_logger("graph_mesh.transport")
 
 STABLE_S = 1.0  # a link that lived so long was one; what ends sooner is refused, and is asked less and less often
 

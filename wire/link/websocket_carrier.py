@@ -32,6 +32,7 @@ from ..security.tls import drop, explain, explain_caller, gave_up, is_tls_error,
 from ..security.tls_listener import TLS_RECORD, Caller, FirstWord, Listener, addresses_of
 from ..security.user_proof import opening_size
 from ..security.user_secret import user_secret
+from ..system.steady_log import steady_logger
 from ..timeouts import DEFAULT_TIMEOUTS, Timeouts
 from .address_policy import ANYWHERE, LOOPBACK_ONLY, AddressPolicy, is_address, is_loopback
 from .endpoint import Carrier
@@ -43,7 +44,7 @@ from .websocket_buffers import BinaryWebSocket
 if TYPE_CHECKING:
     from aiohttp import web
 
-log = logging.getLogger("graph_mesh.transport")
+log = steady_logger("graph_mesh.transport")
 
 __all__ = ["STARTED", "Endpoint", "Handler", "Link"]
 
@@ -454,7 +455,7 @@ def _binary_before(
 
 # -- who may connect ---------------------------------------------------------------------------------------
 
-_http_log = logging.getLogger("graph_mesh.http")
+_http_log = steady_logger("graph_mesh.http")
 
 
 def _in_one_line(record: logging.LogRecord) -> bool:

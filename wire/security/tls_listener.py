@@ -11,18 +11,18 @@ import asyncio
 import contextlib
 import errno
 import itertools
-import logging
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from ..errors import ConfigError
+from ..system.steady_log import steady_logger
 from ..system.tasks import Tasks, unheard
 from ..timeouts import DEFAULT_TIMEOUTS
 from .connection_limiter import ConnectionLimiter
 
-log = logging.getLogger("graph_mesh.listener")
+log = steady_logger("graph_mesh.listener")
 
 BACKLOG = 256
 PORT_ERRORS = (errno.EADDRINUSE, errno.EACCES)  # another port may do; others are of the address

@@ -15,8 +15,9 @@ from collections import deque
 
 from ..bounds import LOG_LINES, LOG_QUEUE
 from ..text import printable_lines
+from .steady_log import steady_logger
 
-LOGGER = logging.getLogger("graph_mesh")  # every package has a child of it
+LOGGER = steady_logger("graph_mesh")  # every package has a child of it
 RING_LINES = LOG_LINES.most
 QUEUED_LINES_MAX = LOG_QUEUE.most
 LINE_CHARS_MAX = 2000

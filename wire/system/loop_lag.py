@@ -17,7 +17,9 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
-log = logging.getLogger("graph_mesh.loop")
+from .steady_log import steady_logger
+
+log = steady_logger("graph_mesh.loop")
 LAG_S_MAX = 0.05  # a turn that takes longer is logged; a heartbeat may be this late and nobody is suspected
 WARNED_S = 1.0  # of computing in one turn: that is a fault of ours, and not of a machine that is busy with others
 LOOK_S = 0.5  # how often another thread looks what the loop does, so that the log can say it

@@ -9,13 +9,13 @@ but for those of a TaskGroup, which raises what they raise (`tests/project/test_
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any, TypeVar
 
 from ..errors import MeshError, OutOfMemory
+from .steady_log import steady_logger
 
-log = logging.getLogger("graph_mesh.tasks")
+log = steady_logger("graph_mesh.tasks")
 T = TypeVar("T")
 AGAIN_S = 1.0  # until what serves begins again, after a fault
 Failed = Callable[[MeshError], object]

@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
-import logging
 import socket
 import threading
 import time
@@ -25,12 +24,14 @@ from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 
+from wire.system.steady_log import steady_logger
+
 from ..engine.descriptors import Handed
 from ..engine.host_messages import Connect, Disconnected, FromHost, Listen, Listening
 from .connection import Connection
 from .remote_channel import RemoteChannel
 
-log = logging.getLogger("graph_mesh.worker")
+log = steady_logger("graph_mesh.worker")
 KEY_BYTES = 32
 
 

@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 import errno
 import itertools
-import logging
 import os
 import re
 import time
@@ -30,11 +29,12 @@ from wire.ir.codec import hash_bytes
 from wire.limits import GIB
 from wire.system import mapped_files
 from wire.system.private_folder import make_private
+from wire.system.steady_log import steady_logger
 from wire.system.tasks import Tasks, unheard
 from wire.transfer.content_exchange import OFF_LOOP_BYTES, off_loop
 from wire.units import size_text
 
-log = logging.getLogger("graph_mesh.worker")
+log = steady_logger("graph_mesh.worker")
 _FILE_NAME = re.compile(r"[0-9a-f]{64}")
 _WRITING = re.compile(r"writing-\d+-\d+")
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)

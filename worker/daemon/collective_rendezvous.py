@@ -9,7 +9,6 @@ hands them to its hosts, which open none.
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 import socket
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from dataclasses import dataclass, field
 from wire.addresses import parse_address
 from wire.link.link import Link
 from wire.protocol.messages import Meet
+from wire.system.steady_log import steady_logger
 from wire.system.tasks import Tasks, unheard
 from wire.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
@@ -26,7 +26,7 @@ from ..config import WorkerConfig
 from ..engine.host_messages import Connect, Listen, ToHost
 
 Hand = Callable[[int, socket.socket], bool]
-log = logging.getLogger("graph_mesh.worker")
+log = steady_logger("graph_mesh.worker")
 
 
 @dataclass(frozen=True, slots=True)

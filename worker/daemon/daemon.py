@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections import deque
 from dataclasses import replace
 from functools import partial
@@ -33,6 +32,7 @@ from wire.system.loop_lag import measure
 from wire.system.malloc import hold_buffers
 from wire.system.open_file_limit import allow_open_files
 from wire.system.signals import watch_signals
+from wire.system.steady_log import steady_logger
 from wire.transfer.content_exchange import BlobExchange
 
 from ..config import WorkerConfig
@@ -68,7 +68,7 @@ from .tensor_sender import TensorSender
 from .voting import Voting
 from .worker_links import WorkerLinks
 
-log = logging.getLogger("graph_mesh.worker")
+log = steady_logger("graph_mesh.worker")
 MEMBERSHIP_LOOK_S = 1.0
 AGAIN = -1  # instead of an exit code: start once more in the same process
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -11,6 +10,7 @@ from wire.bounds import SUSPENDED_RUNS
 from wire.errors import LOG_LINES_MAX, MeshError, from_fields
 from wire.protocol.messages import DeviceReport, Devices, Message
 from wire.system.shared_memory import SharedDir, remove
+from wire.system.steady_log import steady_logger
 
 from ..engine import host_messages as hm
 from ..state import events as ev
@@ -24,7 +24,7 @@ from .machine_shell import MachineShell, Performers
 from .snapshot_writer import SnapshotWriter
 from .tensor_refs import host_inputs_of, made_of
 
-log = logging.getLogger("graph_mesh.worker")
+log = steady_logger("graph_mesh.worker")
 PARTS_MAX = 2 + SUSPENDED_RUNS.most  # that a host has: one to run, the one that follows, and those it suspended
 
 

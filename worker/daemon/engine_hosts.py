@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import socket
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from wire.errors import DeviceLost, MeshError, from_fields
 from wire.protocol.messages import DeviceReport
 from wire.protocol.missing_gpu import ASKED, NONE, failed
 from wire.system.shared_memory import SharedDir
+from wire.system.steady_log import steady_logger
 
 from ..config import WorkerConfig
 from ..devices.registry import BEST, ON_PROCESSOR, PROCESSOR
@@ -26,7 +26,7 @@ from ..engine_host.cage import cage_text
 from .device_reports import report_of
 from .environment import EngineHost, Environment, OnLost, OnMessage
 
-log = logging.getLogger("graph_mesh.worker")
+log = steady_logger("graph_mesh.worker")
 
 
 class EngineHosts:

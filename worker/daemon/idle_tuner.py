@@ -6,11 +6,11 @@ What crashes or hangs there costs that host alone: the devices' own hosts, and w
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 
 from wire.errors import MeshError
 from wire.protocol.messages import DeviceReport
+from wire.system.steady_log import steady_logger
 from wire.system.tasks import Tasks
 
 from ..config import WorkerConfig
@@ -18,7 +18,7 @@ from ..engine.protocol import Tuned
 from ..engine_host.tuning import CLASS_S_MAX, Tuning
 from ..state.idle_tuning import IdleTuning, Look, Measure
 
-log = logging.getLogger("graph_mesh.worker")
+log = steady_logger("graph_mesh.worker")
 LOOK_S = 0.25
 
 

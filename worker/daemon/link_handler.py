@@ -6,7 +6,6 @@ Who may send what is asked before (`wire/link/guard.py`).
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol
 
@@ -15,13 +14,14 @@ from wire.link.link import Link
 from wire.protocol.flow_control import PacedBuffer
 from wire.protocol.messages import Message
 from wire.system.outcome import Outcome
+from wire.system.steady_log import steady_logger
 from wire.system.tasks import isolated
 from wire.timeouts import SILENT
 
 from ..state import events as ev
 from .machine_shell import MachineShell
 
-log = logging.getLogger("graph_mesh.worker")
+log = steady_logger("graph_mesh.worker")
 
 Answer = Callable[[Link, Any], Awaitable[Message]]
 PromptAnswer = Callable[[Link, Any], Outcome[Message]]

@@ -7,7 +7,6 @@ performers, to which each part of the daemon adds its rows.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, get_args
@@ -15,6 +14,7 @@ from typing import Any, get_args
 from wire.errors import MeshError
 from wire.protocol.messages import Message
 from wire.system.outcome import Outcome
+from wire.system.steady_log import steady_logger
 from wire.system.tasks import AGAIN_S, Tasks, as_error
 
 from ..state import events as ev
@@ -22,7 +22,7 @@ from ..state.action_failures import doing, failure_of
 from ..state.lease import Owner
 from ..state.worker_state import WorkerState
 
-log = logging.getLogger("graph_mesh.worker")
+log = steady_logger("graph_mesh.worker")
 LATE_S_MIN = 0.05  # a tick later than this counts as a delay of our own
 
 Performers = Mapping[type, Callable[[Any], object]]  # what performs the actions of each type

@@ -7,13 +7,13 @@ needs.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from wire.discovery.multicast_sockets import MulticastCounts
 from wire.link.address_policy import is_loopback
+from wire.system.steady_log import steady_logger
 
-log = logging.getLogger("graph_mesh.worker")
+log = steady_logger("graph_mesh.worker")
 
 
 async def warn_without_coordinator(after_s: float, owner: Callable[[], str], text: Callable[[float], str]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from wire.link.membership import Membership
 from wire.link.reconnect import stay_linked
 from wire.protocol.messages import Coordinators, Join, Message, Revocations
 from wire.protocol.peer import Identity
+from wire.system.steady_log import steady_logger
 from wire.timeouts import Timeouts
 
 from ..state import events as ev
@@ -26,7 +26,7 @@ from .no_peer_warning import text_without_coordinator
 if TYPE_CHECKING:
     from wire.discovery.mdns import Announcer
 
-log = logging.getLogger("graph_mesh.worker")
+log = steady_logger("graph_mesh.worker")
 OWNER_ANSWER_S = 86_400.0  # one that was stopped answers when it goes on; its link ends before, or the machine decides
 
 

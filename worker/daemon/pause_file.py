@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 from wire.errors import ConfigError
 from wire.system.file_lock import FileLock
+from wire.system.steady_log import steady_logger
 
 from ..state.availability import COORDINATOR, MACHINE
 from ..state.events import Event, PauseFileChanged
 
-log = logging.getLogger("graph_mesh.worker")
+log = steady_logger("graph_mesh.worker")
 
 LOOK_S = 0.25
 SERVING, FINISHING, PAUSED = "serving", "finishing", "paused"  # finishing: a part in flight is not over yet

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import platform
 from collections.abc import Callable, Collection
@@ -11,6 +10,7 @@ from collections.abc import Callable, Collection
 from wire.link.link import Link
 from wire.protocol.messages import Joined, Leaving, LogLines, Message, TailLog
 from wire.protocol.peer import Identity
+from wire.system.steady_log import steady_logger
 
 from ..config import WorkerConfig
 from ..state import events as ev
@@ -20,7 +20,7 @@ from .engine_hosts import EngineHosts
 from .link_handler import Answer
 from .machine_shell import MachineShell, Performers
 
-log = logging.getLogger("graph_mesh.worker")
+log = steady_logger("graph_mesh.worker")
 LEAVING_LOG_LINES = 64
 
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from wire.system.steady_log import steady_logger
 from wire.system.tasks import Tasks, unheard
 
-log = logging.getLogger("graph_mesh.worker")
+log = steady_logger("graph_mesh.worker")
 
 LOGIND = "org.freedesktop.login1"
 PATH = "/org/freedesktop/login1"

@@ -8,7 +8,6 @@ machine: where texts are generated, there is room for more tokens than a step ha
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -18,6 +17,7 @@ from wire.link.endpoint import Endpoint
 from wire.link.link import Link
 from wire.protocol.messages import INLINE_BYTES_MAX, Output, Push, Ran, Value
 from wire.system.shared_memory import remove, take
+from wire.system.steady_log import steady_logger
 from wire.system.tasks import Tasks
 from wire.transfer.zeros import zeros_behind
 
@@ -25,7 +25,7 @@ from ..state import events as ev
 from .machine_shell import Performers
 from .tensor_refs import INLINE_WHOLE_BYTES_MAX, bytes_of, header_of, push_of
 
-log = logging.getLogger("graph_mesh.worker")
+log = steady_logger("graph_mesh.worker")
 RAN_INLINE_BYTES_MAX = 512 * KIB  # inline outputs of one Ran; a control frame holds 1 MiB
 LOOKED_AT_ONCE_BYTES_MAX = 4 * MIB  # for zeros, in the event loop
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 from wire.errors import NotDurable
@@ -12,12 +11,13 @@ from wire.standby.in_messages import asked_of, voted_of
 from wire.standby.standby_file import StandbyFile
 from wire.standby.voter import Answered, Say, Voter
 from wire.system.atomic_files import Disk
+from wire.system.steady_log import steady_logger
 
 from ..state import events as ev
 from .link_handler import Answer
 from .machine_shell import MachineShell, Performers
 
-log = logging.getLogger("graph_mesh.worker")
+log = steady_logger("graph_mesh.worker")
 
 
 class Voting:

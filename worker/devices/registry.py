@@ -10,7 +10,6 @@ engine host or the child process behind `list_devices`.
 from __future__ import annotations
 
 import json
-import logging
 import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -23,10 +22,11 @@ from wire.protocol.engine_names import CPU, NATIVE, ON_CPU
 from wire.protocol.missing_gpu import LIBRARY, NONE, SOFTWARE
 from wire.system.child_python import python_command
 from wire.system.cores import core_count
+from wire.system.steady_log import steady_logger
 
 from ..engine.protocol import Engine
 
-logger = logging.getLogger(__name__)
+logger = steady_logger(__name__)
 
 BEST = "best"
 PROCESSOR = "processor"

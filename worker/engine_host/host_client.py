@@ -7,7 +7,6 @@ child died, sent nonsense, or hung (`watchdog.py`).
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import socket
@@ -18,6 +17,7 @@ from typing import cast
 
 from wire.errors import MeshError
 from wire.system.child_python import python_command
+from wire.system.steady_log import steady_logger
 from wire.system.tasks import as_error
 
 from ..config import WorkerConfig
@@ -53,7 +53,7 @@ from ..engine.host_messages import (
 from .suspension import suspend_mark
 from .watchdog import Watchdog, loss_of
 
-log = logging.getLogger("graph_mesh.worker")
+log = steady_logger("graph_mesh.worker")
 STDERR_LINE_BYTES_MAX = 4096
 EXIT_S = 1.0  # from the end of a child's pipe to its own, on a busy machine: an earlier look loses its status
 _ANSWERED = (ExecutePart, Resume, ExplainPart, Tune, PreparePart, Export)

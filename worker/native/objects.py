@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import logging
 import os
 import secrets
 import stat
@@ -23,11 +22,12 @@ from weakref import WeakValueDictionary
 from wire.limits import MIB
 from wire.system.atomic_files import WRITING, Disk
 from wire.system.private_folder import make_private, weakness
+from wire.system.steady_log import steady_logger
 
 from ..compiler.sources import sources_version
 from .llvm import LLVMLITE, Loaded, Processor, ir, machine_code, this_processor
 
-logger = logging.getLogger(__name__)
+logger = steady_logger(__name__)
 
 BYTES_MAX = 256 * MIB  # of a folder
 LIVE_MAX = 64  # objects that stay loaded though nobody uses them: the next one to ask need not wait

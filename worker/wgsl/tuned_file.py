@@ -9,7 +9,6 @@ down: one that took its process or the whole machine with it `TRIES_MAX` times i
 from __future__ import annotations
 
 import json
-import logging
 import math
 import os
 import secrets
@@ -24,11 +23,12 @@ from wire.limits import MIB
 from wire.system.atomic_files import Disk
 from wire.system.file_lock import UNLIMITED, FileLock
 from wire.system.private_folder import make_private
+from wire.system.steady_log import steady_logger
 from wire.units import size_text
 
 from .choices import Choices
 
-logger = logging.getLogger(__name__)
+logger = steady_logger(__name__)
 
 FORMAT = 1
 FILE, LOCK = "tuned.json", "tuned.lock"

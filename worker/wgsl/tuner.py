@@ -8,7 +8,6 @@ time, and once more when it takes turns with the first guess alone: chance favou
 
 from __future__ import annotations
 
-import logging
 import statistics
 import threading
 import time
@@ -25,6 +24,7 @@ from wire.errors import Cancelled, CompileFailed, ConfigError, ExecuteFailed, Ou
 from wire.ir.graph import WireGraph
 from wire.system.file_lock import FileLock
 from wire.system.private_folder import make_private
+from wire.system.steady_log import steady_logger
 
 from ..engine.kernel_rows import Span
 from ..engine.protocol import Stopped, Tuned, never
@@ -38,7 +38,7 @@ from .shaders import Shaders
 from .tuned_file import TRIES_MAX, TunedFile
 from .values import Value
 
-logger = logging.getLogger(__name__)
+logger = steady_logger(__name__)
 
 MARGIN = 0.9  # of the first guess's time, that a form may take at most to be chosen
 TURNS_MIN, TURNS_MAX = 5, 15
