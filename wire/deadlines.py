@@ -280,6 +280,12 @@ PING = Deadline(
     "The link ends, and with it all requests over it, with NodeLost.",
     timeout="keepalive_answer_s",
 )
+UNACKNOWLEDGED = Deadline(
+    "link",
+    "The system of a machine waits for another one to acknowledge what was sent over either connection of a link.",
+    "As there.",
+    timeout="keepalive_program_answer_s",
+)
 DIAL = Deadline(
     "link", "A process waits for a node that it dials.", "ConnectFailed; it dials again later.", timeout="dial_s"
 )

@@ -127,7 +127,8 @@ class Timeouts:
     keepalive_program_answer_s: float = _row(
         90.0,
         "The same for a process of a user, which may stand still in a debugger or in a call that lets nothing "
-        "else run: a stop of a minute, and what a busy machine needs to answer after it.",
+        "else run: a stop of a minute, and what a busy machine needs to answer after it. The system of a machine waits "
+        "as long for another one to acknowledge what was sent, and then ends the connection.",
     )
     keepalive_doubtful_answer_s: float = _row(
         2.0,

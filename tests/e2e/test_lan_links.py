@@ -16,19 +16,20 @@ from wire.limits import MIB
 pytestmark = needs_namespaces
 
 
-def two(lan: Lan, folder: Path) -> tuple[LanNode, LanNode, int]:
+def two(lan: Lan, folder: Path, **timeouts: float) -> tuple[LanNode, LanNode, int]:
     """Members of one mesh on the first two hosts, and the port of the second."""
     by = authority()
     for name in ("near", "far"):
         credentials(folder / name, by)
-    near, far = (LanNode(host, name, folder / name) for host, name in zip(lan.hosts, ("near", "far"), strict=True))
+    named = zip(lan.hosts, ("near", "far"), strict=True)
+    near, far = (LanNode(host, name, folder / name, **timeouts) for host, name in named)
     return near, far, far.ask("listen")
 
 
 @contextmanager
-def linked(lan: Lan, folder: Path) -> Iterator[tuple[LanNode, LanNode]]:
+def linked(lan: Lan, folder: Path, **timeouts: float) -> Iterator[tuple[LanNode, LanNode]]:
     """Those with a link between them, dialled by the first."""
-    near, far, port = two(lan, folder)
+    near, far, port = two(lan, folder, **timeouts)
     assert near.ask(f"dial {far.host.address} {port}") == "far"
     yield near, far
 
@@ -69,6 +70,15 @@ def test_silence_one_way_is_silence_for_whoever_asks(tmp_path: Path, lost_from: 
         assert [each.ask("ask 0.3") for each in nodes] == ["deadline_exceeded"] * 2
         loser.host.reach(other.host)
         assert all(isinstance(each.ask("ask 100"), float) for each in nodes)
+
+
+def test_a_link_ends_whose_connection_for_bulk_is_lost_alone(tmp_path: Path) -> None:
+    """As where a router on the way forgets it, because it was idle; the other connection goes on."""
+    with Lan(2) as lan, linked(lan, tmp_path, keepalive_program_answer_s=2.0) as (near, _):
+        near.host.lose_what_comes_from(near.ask("bulk"))
+        near.tell("send 1")
+        assert isinstance(near.ask("ask 100"), float)
+        assert near.answer("send 1") == "node_lost"
 
 
 def test_who_is_behind_a_silence_cannot_be_dialled(tmp_path: Path) -> None:

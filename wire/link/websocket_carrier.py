@@ -9,6 +9,7 @@ This file and `mesh/serving/http_server.py` alone know aiohttp.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import socket
@@ -55,6 +56,8 @@ STRANGERS_LOGGED_S = 10.0  # from one line about callers that were turned away t
 KNOWN_S = 10.0  # from a member's arrival on
 OPENING = FirstWord(opening_size)
 UNLINKED_MAX = UNLINKED.most
+LOST_IDLE_S_MAX = 32767  # which systems take
+LOST_PROBES = 4  # of the system to an idle connection without an acknowledgement, after which it is lost
 
 
 class Endpoint(AnyEndpoint):
@@ -233,8 +236,8 @@ class WebSockets:
         except (aiohttp.ClientError, OSError) as error:
             raise self._failure(error, f"{shown(address)}:{port}") from None
         assert isinstance(websocket, _ClientWebSocket)
-        member, limit, close_s = self._member(websocket.transport), self._frame_bytes_max, self._timeouts.link_close_s
-        return _Socket(websocket, websocket.transport, member, limit, close_s)
+        member = self._member(websocket.transport)
+        return _Socket(websocket, websocket.transport, member, self._frame_bytes_max, self._timeouts)
 
     def _tls(self) -> dict[str, Any]:
         """How to dial as a member: any member may answer, and its certificate says which."""
@@ -292,8 +295,8 @@ class WebSockets:
         except ConnectionError:  # the caller tried several addresses of ours, and another one was quicker
             return web.Response()
         assert request.transport is not None
-        member, limit = self._member(request.transport), self._frame_bytes_max
-        served = _Socket(websocket, request.transport, member, limit, close_s, lambda: self._settled(request.protocol))
+        member, limit, times = self._member(request.transport), self._frame_bytes_max, self._timeouts
+        served = _Socket(websocket, request.transport, member, limit, times, lambda: self._settled(request.protocol))
         self._watch(request.protocol, self._timeouts.link_setup_s)
         assert self._accept is not None
         try:
@@ -373,11 +376,12 @@ class _Socket:
         transport: Any,
         member: Member | None,
         message_bytes_max: int,
-        close_s: float,
+        timeouts: Timeouts,
         settled: Callable[[], None] = lambda: None,
     ) -> None:
         self._websocket = websocket
-        self._close_s = close_s
+        self._close_s = timeouts.link_close_s
+        _end_when_lost(transport, timeouts.keepalive_program_answer_s)
         self._transport = transport
         self._binary = _binary_before(websocket, transport, message_bytes_max)
         self.member = member
@@ -440,6 +444,29 @@ class _Socket:
             drop(self._transport)
         if (error := self._websocket.exception()) is not None:
             error.__traceback__ = None  # it would hold the WebSocket that holds it, and TLS with both
+
+
+def _end_when_lost(transport: Any, within_s: float) -> None:
+    """Have the system end a connection when the machine at its other end acknowledges nothing for so long.
+
+    Pings go over one of a link's two connections.  The other one may be lost alone, as where a router on the way
+    forgets a connection that was idle for minutes; what the system sends meanwhile keeps most from that.
+    """
+    connection = None if transport is None else transport.get_extra_info("socket")
+    if connection is None:
+        return
+    idle_s = min(within_s / 2, LOST_IDLE_S_MAX)
+    for level, name, value in (
+        (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
+        (socket.IPPROTO_TCP, "TCP_KEEPIDLE", idle_s),
+        (socket.IPPROTO_TCP, "TCP_KEEPALIVE", idle_s),  # as macOS calls it
+        (socket.IPPROTO_TCP, "TCP_KEEPINTVL", idle_s / LOST_PROBES),
+        (socket.IPPROTO_TCP, "TCP_KEEPCNT", LOST_PROBES),
+        (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", within_s * 1000),
+    ):
+        with contextlib.suppress(OSError):  # it has ended already
+            if hasattr(socket, name):
+                connection.setsockopt(level, getattr(socket, name), max(1, int(value)))
 
 
 def _binary_before(

@@ -3,6 +3,7 @@
     listen               -> the port
     dial HOST PORT [S]   -> the other node's name, or the code of the error after so many seconds
     send MIB             -> seconds until the other node said that a stream of so many MiB came whole
+    bulk                 -> the port from which the link's connection for bulk was dialled
     ask SECONDS          -> seconds that a request and its answer took, or the code of the error
 
 Commands run side by side; an answer is {"of": the command, "is": the result}.  `LanNode` is the test's end of it.
@@ -31,14 +32,16 @@ from wire.limits import MIB
 from wire.link.link import Link
 from wire.link.websocket_carrier import Endpoint
 from wire.protocol.messages import BlobStream, Done, Message
+from wire.protocol.peer import BULK
+from wire.timeouts import Timeouts
 
 
 class LanNode:
     """Starts the process on a host, with the credentials in a folder, and speaks to it."""
 
-    def __init__(self, host: Host, name: str, folder: Path) -> None:
+    def __init__(self, host: Host, name: str, folder: Path, **timeouts: float) -> None:
         self.host = host
-        command = [sys.executable, "-m", "support.lan.lan_node", name, str(folder)]
+        command = [sys.executable, "-m", "support.lan.lan_node", name, str(folder), json.dumps(timeouts)]
         path = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
         self._process = host.start(
             *command,
@@ -91,11 +94,11 @@ class Receiver(Recorder):
 class Doer:
     """Does what the lines say."""
 
-    def __init__(self, name: str, folder: Path) -> None:
+    def __init__(self, name: str, folder: Path, timeouts: Timeouts) -> None:
         self.handler = Receiver()
         card = Credentials(folder)
         said = node(name, node_id=card.node_id, mesh=card.mesh, role=card.member.role, host_id=name)
-        self.endpoint = Endpoint(said, self.handler, credentials=card)
+        self.endpoint = Endpoint(said, self.handler, credentials=card, timeouts=timeouts)
 
     async def run(self, command: str) -> None:
         word, *rest = command.split()
@@ -117,6 +120,10 @@ class Doer:
         await self.handler.notes.get()
         return time.monotonic() - began_s
 
+    async def do_bulk(self) -> int:
+        (connection,) = [each for channel, each in self._link()._connections.items() if channel is BULK]
+        return int(connection._socket._transport.get_extra_info("sockname")[1])  # type: ignore[attr-defined]
+
     async def do_ask(self, seconds: str) -> float:
         began_s = time.monotonic()
         await self._link().request(Done(), float(seconds))
@@ -132,7 +139,7 @@ def _content(size: int) -> bytes:
 
 
 async def main() -> None:
-    doer = Doer(sys.argv[1], Path(sys.argv[2]))
+    doer = Doer(sys.argv[1], Path(sys.argv[2]), Timeouts(**json.loads(sys.argv[3])))
     doing: set[asyncio.Task[None]] = set()
     while line := await asyncio.to_thread(sys.stdin.readline):
         task = asyncio.create_task(doer.run(line.strip()))

@@ -91,6 +91,10 @@ class Host:
         for address in other.addresses():
             _do("ip", "-n", self.namespace, "neigh", "del", address, "dev", DEVICE)
 
+    def lose_what_comes_from(self, port: int) -> None:
+        """What this host sends from a TCP port vanishes, and neither side is told."""
+        _do("ip", "-n", self.namespace, "rule", "add", "pref", "1", "ipproto", "tcp", "sport", str(port), "blackhole")
+
     def addresses(self) -> list[str]:
         """All it has on the network, of both families."""
         (device,) = json.loads(_do("ip", "-n", self.namespace, "-j", "addr", "show", "dev", DEVICE))
