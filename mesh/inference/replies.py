@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 from weakref import finalize
@@ -46,6 +46,11 @@ class Request:
     seed: int = 0
     stop: Stop = None
     ends: int | Iterable[int] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("stop", "ends"):  # which may be iterators, and are read for each of several prompts
+            if isinstance(value := getattr(self, name), Iterator):
+                object.__setattr__(self, name, list(value))
 
     def begin(self, generating: TextBatch, tokenizer: Tokenizer | None, prompt: Prompt, place: int = 0) -> Reply:
         """Begin with the prompt in this place among several; its seed is larger by the place."""

@@ -24,6 +24,7 @@ BYTES = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + place): byte for p
 """The characters by which tokenizers of bytes write them: Radford et al., 2019."""
 
 
+_BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")  # a token for a byte
 FILE = "tokenizer.json"
 GROWTH_MAX = 1000  # of a text by what a file replaces in it; the library would take all memory, and the process with it
 
@@ -93,6 +94,11 @@ class Tokenizer:
         return [token.content for token in added if token.special and len(token.content) > 1]
 
     @cached_property
+    def _added(self) -> dict[int, str]:
+        """The tokens that stand in texts as they are, by their numbers."""
+        return {number: token.content for number, token in self._own.get_added_tokens_decoder().items()}
+
+    @cached_property
     def _plain(self) -> Any:
         """The same tokenizer, to which special tokens are text."""
         plain = self._own.from_str(self._own.to_str())
@@ -135,10 +141,12 @@ class Tokenizer:
 
     def data_of(self, token: int) -> bytes:
         """The bytes that a token stands for, which need not be whole characters."""
+        if token in self._added:
+            return self._added[token].encode()
         piece = self._own.id_to_token(token) or ""
         if self._by_bytes and all(letter in BYTES for letter in piece):
             return bytes([BYTES[letter] for letter in piece])
-        if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
+        if _BYTE.fullmatch(piece):
             return bytes.fromhex(piece[3:5])
         return piece.replace("\u2581", " ").encode()
 

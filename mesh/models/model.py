@@ -348,10 +348,10 @@ class Model:
             if name not in self.free:
                 model, known = self.name or "the model", ", ".join(self.free) or "none"
                 raise InputError(f"{model} has no free dimension {name!r}", next_step=f"It has: {known}")
-            if not isinstance(size, int) or size < 0:
+            if not isinstance(size, int | np.integer) or isinstance(size, bool) or size < 0:
                 raise InputError(f"the dimension {name!r} is a count, got {size!r}")
         sized = copy(self)
-        sized.inputs = tuple([spec.sized(dims) for spec in self.inputs])
+        sized.inputs = tuple([spec.sized({name: int(size) for name, size in dims.items()}) for spec in self.inputs])
         return sized
 
     def trained(self, params: Mapping[str, Any]) -> Model:

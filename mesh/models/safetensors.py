@@ -29,6 +29,7 @@ DTYPES: dict[str, DType] = {
 }  # fmt: skip
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 HEADER_BYTES_MAX = 100_000_000  # the format's own limit
+AXES_MAX, DIM_MAX = 64, (1 << 63) - 1  # what numpy has
 _LENGTH_BYTES = 8
 _METADATA = "__metadata__"  # what stands under this name is no tensor
 
@@ -111,8 +112,9 @@ def save_safetensors(tensors: Mapping[str, Any], path: str | Path) -> None:
     ...     print(mesh.load_safetensors(f"{folder}/model.safetensors", mmap=False)["w"])
     [0. 1. 2.]
     """
-    parts, target = safetensors_parts(tensors), Path(os.path.realpath(path))
+    parts = safetensors_parts(tensors)
     try:  # a disk that is full leaves the file that was there
+        target = Path(os.path.realpath(path))
         with TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
             writing = Path(folder) / target.name
             with writing.open("wb") as out:
@@ -120,13 +122,13 @@ def save_safetensors(tensors: Mapping[str, Any], path: str | Path) -> None:
                 out.flush()
                 os.fsync(out.fileno())
             os.replace(writing, target)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a name that has a zero in it
         raise InputError(f"cannot write {path}", cause=str(error)[:200]) from error
 
 
 def safetensors_parts(tensors: Mapping[str, Any]) -> list[bytes]:
     """The bytes of a safetensors file, one piece after the other."""
-    arrays = {name: np.asarray(tensor) for name, tensor in tensors.items()}
+    arrays = {name: _array(name, tensor) for name, tensor in tensors.items()}
     header: dict[str, Any] = {}
     offset = 0
     for name, array in sorted(arrays.items(), key=lambda item: (-item[1].dtype.itemsize, item[0])):
@@ -151,6 +153,13 @@ def safetensors_parts(tensors: Mapping[str, Any]) -> list[bytes]:
     return [len(text).to_bytes(_LENGTH_BYTES, "little") + text, *data]
 
 
+def _array(name: str, tensor: Any) -> NDArray[Any]:
+    try:
+        return np.asarray(tensor)
+    except ValueError as error:  # lists of unequal lengths
+        raise InputError(f"the tensor {name!r} is no array", cause=str(error)[:200]) from None
+
+
 def _header(data: NDArray[np.uint8], file: Path) -> tuple[dict[str, Any], NDArray[np.uint8]]:
     length = int.from_bytes(data[:_LENGTH_BYTES].tobytes(), "little")
     if len(data) < _LENGTH_BYTES or length > min(len(data) - _LENGTH_BYTES, HEADER_BYTES_MAX):
@@ -172,6 +181,8 @@ def _tensor(name: str, entry: Any, body: NDArray[np.uint8], file: Path) -> NDArr
         known = f"Known: {', '.join(DTYPES)}"
         raise InputError(f"{file}: {name!r} has the dtype {entry.get('dtype')!r}", next_step=known)
     shape, offsets = entry["shape"], entry["data_offsets"]
+    if len(shape) > AXES_MAX or any(dim > DIM_MAX for dim in shape):  # whose product may take for ever
+        raise InputError(f"{file} is damaged: {name!r} has the shape {shape[:8]!s:.100}")
     size_bytes = math.prod(shape) * dtype.itemsize
     if len(offsets) != 2 or offsets[1] - offsets[0] != size_bytes or offsets[1] > len(body):
         raise InputError(

@@ -251,4 +251,5 @@ _KINDS = {
 def _dimensions(dims: Iterable[Any]) -> Iterable[int | str | None]:
     for dim in dims:
         kind = dim.WhichOneof("value")
-        yield dim.dim_value if kind == "dim_value" else (dim.dim_param or None) if kind == "dim_param" else None
+        known = kind == "dim_value" and dim.dim_value >= 0  # some exporters write -1 for a free one
+        yield dim.dim_value if known else (dim.dim_param or None) if kind == "dim_param" else None

@@ -156,6 +156,8 @@ def test_ends_and_stops() -> None:
     assert model.generate(prompt, max_new_tokens=14, ends=(1,)) == said[:5]
     assert model.generate(prompt, max_new_tokens=14, ends=1) == said[:5]
     assert model.generate(prompt, max_new_tokens=14, stop=[47, 10]) == said[:6]
+    assert model.generate([prompt, prompt], max_new_tokens=14, ends=iter([1])) == [said[:5]] * 2
+    assert model.generate([prompt, prompt], max_new_tokens=14, stop=iter([47, 10])) == [said[:6]] * 2
     pieces = model.generate(prompt, max_new_tokens=14, stream=True)
     assert next(pieces) == said[0]
     pieces.close()

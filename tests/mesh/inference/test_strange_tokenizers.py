@@ -50,6 +50,22 @@ def test_one_that_makes_a_text_of_a_terabyte_is_refused_before_any_text(tmp_path
     opened(tmp_path, normalizer=replacing("a" * (GROWTH_MAX - 1)))
 
 
+@pytest.mark.parametrize("decoder", [None, {"type": "ByteLevel"}])
+def test_bytes_are_those_of_the_text_that_a_token_stands_for(tmp_path: Path, decoder: dict[str, str] | None) -> None:
+    more = ("<\uff5cend\u2581of\uff5c>", "\u00e9", "\u2581")
+    added = [
+        {"id": 3 + place, "content": content, "special": True, "single_word": False, "lstrip": False, "rstrip": False,
+         "normalized": False}
+        for place, content in enumerate(more)
+    ]  # fmt: skip
+    model = {**WORDS["model"], "vocab": {"<0xZZ>": 0, "<0xe9>": 1, "[UNK]": 2}}
+    found = opened(tmp_path, added_tokens=added, model=model, decoder=decoder and {**decoder, **BY_BYTES})
+    byte = b"<0xe9>" if decoder else b"\xe9"  # to a tokenizer of bytes it is text
+    wanted = [b"<0xZZ>", byte, b"[UNK]", *[content.encode() for content in more], b""]
+    assert [found.data_of(token) for token in range(7)] == wanted
+
+
+BY_BYTES = {"add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 REGEX = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
 STRANGE: dict[str, dict[str, Any]] = {
     "a pattern that takes time without end": {"pre_tokenizer": REGEX},

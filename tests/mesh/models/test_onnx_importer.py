@@ -218,9 +218,12 @@ def test_a_file_without_a_graph_is_no_model(tmp_path: Path) -> None:
 
 def test_dimensions_and_inputs_that_do_not_fit_are_named() -> None:
     made = proto([helper.make_node("Neg", ["x"], ["y"])], [value("x", F, ["batch", 3])], [value("y", F, None)])
-    for dims, said in (({"rows": 1}, "no free dimension 'rows'. It has: batch"), ({"batch": -1}, "a count, got -1")):
+    wrong = [({"rows": 1}, "no free dimension 'rows'. It has: batch")]
+    wrong += [({"batch": size}, f"a count, got {size}") for size in (-1, True, 2.0)]
+    for dims, said in wrong:
         with pytest.raises(InputError, match=said):
             mesh.load(made, dims=dims)
+    assert mesh.load(made, dims={"batch": np.int64(2)}).inputs[0].shape == (2, 3)
     with pytest.raises(InputError, match="dims are sizes by name"):
         mesh.load(made, dims=["batch"])  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"is f64\[2, 3\], expected f32\[batch,3\]. Convert it: x.astype\('float32'\)"):

@@ -98,6 +98,8 @@ DAMAGED = [
         "shape",
     ),
     ("many dimensions", {"x": {**ENTRY, "shape": [1] * 64 + [2]}}, b"12345678", None, "has the shape"),
+    ("a long number", {"x": {**ENTRY, "shape": [10**4299, 10**4299]}}, b"12345678", None, "has the shape"),
+    ("very many dimensions", {"x": {**ENTRY, "shape": [9] * 1_000_000}}, b"12345678", None, "has the shape"),
 ]
 
 
@@ -130,6 +132,13 @@ def test_a_link_to_a_file_stays_a_link(tmp_path: Path) -> None:
     mesh.save_safetensors(TENSORS, tmp_path / "link")
     assert (tmp_path / "link").is_symlink()
     assert set(load_file(tmp_path / "x.safetensors")) == set(TENSORS)
+
+
+def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="the tensor 'x' is no array"):
+        mesh.save_safetensors({"x": [[1.0], [2.0, 3.0]]}, tmp_path / "x.safetensors")
+    with pytest.raises(InputError, match=r"cannot write .*null byte"):
+        mesh.save_safetensors({"x": [1.0]}, str(tmp_path / "x\0.safetensors"))
 
 
 def test_missing_and_unreadable_files_are_named(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from wire.ir.dtypes import BOOL, I32, I64, DType
 
 from .... import numpy as mnp
 from ....core.array import Array, apply, value_array
-from ....numpy.promotion import cast, index_dtype, like
+from ....numpy.promotion import INT_BOUNDS, cast, index_dtype, like
 from ....numpy.reductions import normal_axis
 from ..constant_folding import value_of
 from ..evaluate import Call, Row
@@ -147,12 +147,20 @@ def _tensor_scatter(call: Call, past: Array, update: Array, write: Array | None 
 def _one_hot(call: Call, indices: Array, depth: Array, values: Array) -> Array:
     count = int(value_of(depth).reshape(-1)[0])
     axis = normal_axis(call.attr("axis", -1), indices.ndim + 1)
-    wide = indices if indices.type.dtype is I64 else cast(indices, index_dtype(count))  # far outside stays outside
-    index = mnp.expand_dims(wide, axis)
+    index = mnp.expand_dims(_outside_kept(indices, count), axis)
     shape = [count if place == axis else 1 for place in range(indices.ndim + 1)]
     classes = mnp.reshape(mnp.arange(count, dtype=index.type.dtype), shape)
     hit = mnp.logical_or(mnp.equal(index, classes), mnp.equal(mnp.add(index, count), classes))
     return mnp.where(hit, values[1], values[0])
+
+
+def _outside_kept(indices: Array, count: int) -> Array:
+    """Indices as signed integers, of which those that are far outside stay outside."""
+    kind = indices.type.dtype
+    if kind is I64:
+        return indices
+    unsigned = kind.kind == "u" and count <= INT_BOUNDS[kind.name][1]
+    return cast(mnp.minimum(indices, count) if unsigned else indices, index_dtype(count))
 
 
 def _hardmax(call: Call, x: Array) -> Array:
@@ -180,7 +188,8 @@ def _compress(call: Call, x: Array, condition: Array) -> Array:
 
 
 def _non_zero(call: Call, x: Array) -> Array:
-    return value_array(np.asarray(np.nonzero(value_of(x)), np.int64).reshape(x.ndim, -1))
+    places = np.nonzero(np.atleast_1d(value_of(x)))  # of a number, too, whose place has no coordinates
+    return value_array(np.asarray(places, np.int64)[: x.ndim])
 
 
 def _unique(call: Call, x: Array) -> tuple[Array, ...]:

@@ -131,8 +131,10 @@ def _lrn(call: Call, x: Array) -> Array:
 def _mean_variance(call: Call, x: Array) -> Array:
     axes = normal_axes(call.attr("axes", (0, 2, 3)), x.ndim)
     mean = mnp.mean(x, axes, keepdims=True)
-    variance = mnp.subtract(mnp.mean(mnp.square(x), axes, keepdims=True), mnp.square(mean))
-    return mnp.divide(mnp.subtract(x, mean), mnp.add(mnp.sqrt(variance), 1e-9))
+    centred = mnp.subtract(x, mean)
+    centred = mnp.subtract(centred, mnp.mean(centred, axes, keepdims=True))  # of numbers that are all alike, 0
+    variance = mnp.mean(mnp.square(centred), axes, keepdims=True)  # E[x*x] - E[x]^2 may be rounded below 0
+    return mnp.divide(centred, mnp.add(mnp.sqrt(variance), 1e-9))
 
 
 def _softmax(logarithm: bool) -> Row:

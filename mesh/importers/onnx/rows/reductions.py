@@ -26,9 +26,8 @@ def reduction(reducer: Reducer, before: Callable[[Array], Array] = lambda x: x) 
 
     def row(call: Call, x: Array, axes: Array | None = None) -> Array:
         listed = call.ints("axes", axes)
-        if not listed and call.attr("noop_with_empty_axes", 0):
-            return before(x)  # elementwise parts of the op still apply
-        along = normal_axes(listed or None, x.ndim)
+        none = not listed and call.attr("noop_with_empty_axes", 0)  # what the op does to each element, it still does
+        along = () if none else normal_axes(listed or None, x.ndim)
         return reducer(before(x), along, bool(call.attr("keepdims", 1)))
 
     return row

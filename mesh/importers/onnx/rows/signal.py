@@ -11,10 +11,10 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.ir.dtypes import F64
+from wire.ir.dtypes import F32, F64
 
 from .... import numpy as mnp
-from ....core.array import Array, value_array
+from ....core.array import Array, apply, value_array
 from ....numpy.promotion import cast
 from ....numpy.reductions import normal_axis
 from ..constant_folding import int_of, value_of
@@ -22,6 +22,7 @@ from ..evaluate import Call, Row
 from .elementwise import dtype_numbered
 
 MATRIX_MAX = 256  # a longer transform is split, if it can be
+PRIME_MAX = 1024  # of a length that cannot be split, and whose matrix is of bearable size
 Pair = tuple[Array, Array]  # real and imaginary parts
 
 
@@ -73,6 +74,8 @@ def _split_transform(x: Pair, sign: int) -> Pair:
     """A transform of n = q * j + i to k = k1 + p * k2: one of p over j, a turn by i * k1, and one of q over i."""
     count = x[0].shape[-1]
     factor = next((f for f in range(math.isqrt(count), 1, -1) if count % f == 0), 1)
+    if factor == 1 and count > PRIME_MAX:
+        return _by_op(x, sign)
     if count <= MATRIX_MAX or factor == 1:
         return _turned_product(x, _angles(count, sign))
     p, q = count // factor, factor
@@ -84,6 +87,14 @@ def _split_transform(x: Pair, sign: int) -> Pair:
     shape = (*x[0].shape[:-1], count)
     real, imaginary = (mnp.reshape(mnp.swapaxes(part, -1, -2), shape) for part in outer)
     return real, imaginary
+
+
+def _by_op(x: Pair, sign: int) -> Pair:
+    """A transform whose matrix is too large, on a cpu worker."""
+    real, imaginary = (cast(part, F64 if part.type.dtype is F64 else F32) for part in x)
+    whole = apply("complex", real, imaginary)
+    turned = mnp.fft.fft(whole) if sign < 0 else mnp.fft.ifft(whole, norm="forward")
+    return cast(mnp.real(turned), x[0].type.dtype), cast(mnp.imag(turned), x[1].type.dtype)
 
 
 def _angles(count: int, sign: int) -> NDArray[np.float64]:

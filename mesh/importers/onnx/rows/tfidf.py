@@ -8,10 +8,10 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.ir.dtypes import F32
+from wire.ir.dtypes import F32, I64
 
 from .... import numpy as mnp
-from ....core.array import Array, value_array
+from ....core.array import Array, apply, value_array
 from ....numpy.promotion import cast
 from ..evaluate import Call, Row
 
@@ -27,7 +27,7 @@ def _tf_idf(call: Call, x: Array) -> Array:
         counted = _counted(call, rows, grams)
         if counted is not None:
             places = columns[first : first + len(grams)]
-            counts = mnp.add(counts, mnp.matmul(counted, np.eye(counts.shape[1], dtype=np.float32)[places]))
+            counts = apply("scatter", counts, value_array(places.astype(np.int32)), counted, axis=1, mode="add")
     mode = call.required("mode")
     if mode == "IDF":
         counts = cast(mnp.greater(counts, 0), F32)
@@ -58,8 +58,8 @@ def _counted(call: Call, rows: Array, grams: NDArray[np.int64]) -> Array | None:
         if places <= 0:
             break
         positions = np.arange(places)[:, None] + np.arange(length) * (skip + 1)
-        windows = mnp.take(rows, positions.astype(np.int32), axis=1)[:, None]  # (rows, 1, places, length)
-        wanted = value_array(grams.astype(rows.type.dtype.numpy)[:, None])
+        windows = mnp.take(cast(rows, I64), positions.astype(np.int32), axis=1)[:, None]  # (rows, 1, places, length)
+        wanted = value_array(grams[:, None])
         hits = mnp.sum(cast(mnp.all(mnp.equal(windows, wanted), 3), F32), 2)
         total = hits if total is None else mnp.add(total, hits)
     return total
