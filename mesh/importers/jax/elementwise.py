@@ -69,6 +69,10 @@ def _logistic(equation: Equation, x: Array) -> Array:
     return apply("recip", 1 + mnp.exp(-x))
 
 
+def _extreme(op: str, of_bools: str) -> Row:
+    return lambda equation, x, y: apply(of_bools if x.type.dtype is BOOL else op, x, y)
+
+
 def _clamp(equation: Equation, low: Array, x: Array, high: Array) -> Array:
     return apply("min", apply("max", x, low), high)
 
@@ -195,8 +199,8 @@ ROWS: dict[str, Row] = {
     "logistic": _logistic,
     "lt": _op("lt"),
     "lt_to": _total(True),
-    "max": _op("max"),
-    "min": _op("min"),
+    "max": _extreme("max", "or"),
+    "min": _extreme("min", "and"),
     "mul": _op("mul"),
     "ne": _op("ne"),
     "neg": _op("neg"),

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from wire.ir.dtypes import BOOL, dtype_of
+from wire.ir.dtypes import BOOL, I32, dtype_of
 
 from ... import numpy as mnp
 from ...core.array import Array, apply
@@ -72,10 +72,10 @@ def _reduce_bits(op: str, first: int = 0, of_bools: str = "") -> Row:
 
     def row(equation: Equation, x: Array) -> Array:
         axes, kind = equation.ints("axes"), x.type.dtype
-        if of_bools and kind is BOOL:
-            return apply(of_bools, x, axes=axes)
         if not x.size:
             return asarray(np.full(equation.type.shape, first).astype(kind.numpy))
+        if of_bools and kind is BOOL:
+            return apply(of_bools, x, axes=axes)
         kept = [axis for axis in range(x.ndim) if axis not in axes]
         rows = mnp.reshape(mnp.permute_dims(x, (*axes, *kept)), (-1, *equation.type.shape))
         while rows.shape[0] > 1:
@@ -108,7 +108,9 @@ def _cumulative(op: str) -> Row:
 def _dot_general(equation: Equation, x: Array, y: Array) -> Array:
     (left, right), (left_batch, right_batch) = equation["dimension_numbers"]
     wanted = equation.type.dtype
-    if x.type.dtype is not y.type.dtype or (wanted.itemsize > x.type.dtype.itemsize and wanted.kind != "b"):
+    if wanted is BOOL:  # whether there are any
+        x, y = cast(x, I32), cast(y, I32)
+    elif x.type.dtype is not y.type.dtype or wanted.itemsize > x.type.dtype.itemsize:
         x, y = cast(x, wanted), cast(y, wanted)
     product = apply(
         "dot", x, y,

@@ -41,6 +41,8 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         lambda x: [lax.reduce_and(x, (0,)), lax.reduce_or(x, (0,)), lax.reduce_and(x.astype(jnp.uint8), (0,))],
         (np.zeros((0, 2), np.int32),),
     ),
+    "nothing is equal": (lambda x: [jnp.any(x), jnp.all(x), jnp.all(x, 1), jnp.allclose(x, x)], (X[:0, None],)),
+    "bools": (lambda x, y: [jnp.dot(x, y), jnp.outer(x, y), jnp.maximum(x, y), jnp.clip(x, y, x)], (X > 4, X > 6)),
     "halves are rounded away from zero": (
         lax.round, (np.array([8388609, 0.49999997, -0.49999997, 0.5, 2.5, -2.5, 1e10, np.inf, np.nan], np.float32),),
     ),

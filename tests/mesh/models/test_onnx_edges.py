@@ -17,7 +17,6 @@ from onnx.reference import ReferenceEvaluator
 
 import mesh
 from mesh.models.model import Model
-from mesh.util.lru_cache import graph_bytes
 
 MIXED = np.array([[-1, 2, -3]], np.float32)
 NO_AXES = np.zeros(0, np.int64)
@@ -75,7 +74,7 @@ def test_numbers_that_are_all_alike_are_normalised_to_zeros() -> None:
 
 
 def size_bytes(model: Model, x: NDArray[Any]) -> int:
-    return graph_bytes(model.graph(model.given([x])))
+    return model.graph(model.given([x])).memory_bytes
 
 
 def test_a_transform_of_a_prime_length_has_no_matrix_of_it() -> None:
