@@ -138,9 +138,8 @@ class SessionService:
                 drivers[id] = entry.fields
             else:
                 terms, values = Terms.of(entry.fields), entry.fields.get("values")
-                self._sessions[id] = ClientSession(
-                    id, entry.fields.get("token", id), terms.client, "", terms, entry=values
-                )
+                token, name = entry.fields.get("token", id), entry.fields.get("driver", "")
+                self._sessions[id] = ClientSession(id, token, terms.client, name, terms, entry=values)
                 self._sessions[id].form = values.get("form", b"") if isinstance(values, dict) else b""
         for id, opened in list(self._sessions.items()):
             if (driver := drivers.get(id)) is not None:
@@ -423,7 +422,7 @@ class SessionService:
     async def _save(self, opened: ClientSession, content: ProgramContent) -> None:
         form = {"form": Content(memoryview(opened.form))} if opened.terms.name else {}
         values = content.values(state=dict(opened.terms.carries)) | form
-        fields = {**opened.terms.fields, "token": opened.token}
+        fields = {**opened.terms.fields, "token": opened.token, "driver": opened.client_name}
         await self._store.save(_ENTRY[SESSION] + opened.id, SESSION, fields, values)
 
     async def _write(self, opened: ClientSession, record: SessionRecord) -> None:

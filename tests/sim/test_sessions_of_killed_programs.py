@@ -145,6 +145,23 @@ def test_a_session_is_its_owner_s_and_one_program_s_at_a_time() -> None:
     assert lives == 1
 
 
+async def asked_for_after_a_crash(cluster: DurableCluster) -> None:
+    first, second = [await joined(cluster, name) for name in ("one", "two")]
+    session = await first.session(train, first_state(), *batch(0), name="run7")
+    await session.step(*batch(0))
+    cluster.crash()
+    await session.step(*batch(1))
+    with pytest.raises(SessionTaken, match="is driven by one"):
+        await second.attach("run7")
+    for mesh in (first, second):
+        await mesh.close()
+
+
+def test_after_a_crash_of_the_coordinator_it_is_known_who_drives_a_session() -> None:
+    _, lives = simulate_durable(2, 1, asked_for_after_a_crash, mortal=False)
+    assert lives == 2
+
+
 async def left_alone(cluster: DurableCluster) -> None:
     cluster.sessions._keep_named_s = 100.0  # a week of heartbeats would take minutes
     mesh = await joined(cluster, "one")
