@@ -102,7 +102,7 @@ def client_membership(
         join = f"mesh-coord join --coordinator {where or 'HOST:PORT'}, {token}"
         then = f"Join it: {join}" if where else f"Start it here: mesh-coord serve; or join it: {join}"
         raise ConfigError(
-            f"you are no member of mesh {mesh!r}, and its coordinator is not on this machine",
+            f"you are no member of mesh {mesh!r}, and its coordinator is not on this machine, or has a --state-dir",
             next_step=f"Name the one you are in: --mesh {' or '.join(others)}. {then}" if others else then,
         )
     return Membership(credentials, folder, timeouts)

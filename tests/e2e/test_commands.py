@@ -190,6 +190,7 @@ def test_a_detached_job_is_asked_for_later(served: Served) -> None:
         (("submit", "g.wire", "--output", "o", "--input", "x"), exit_codes.USAGE, "is not NAME=FILE.npy"),
         (("status", "nonsense"), exit_codes.USAGE, "no job 'nonsense' here"),
         (("nodes", "--mesh", "other"), exit_codes.USAGE, "are no member of mesh 'other'"),
+        (("nodes", "--mesh", "other"), exit_codes.USAGE, "is not on this machine, or has a --state-dir. "),
         (("nodes", "--coordinator", "127.0.0.1:1"), exit_codes.UNREACHABLE, "no node answers at 127.0.0.1:1"),
         (("nodes", "--coordinator", "nonsense:port"), exit_codes.USAGE, "Write HOST:PORT"),
         (("serve", "--name", "x", "--host", "203.0.113.1"), exit_codes.USAGE, "cannot listen on port"),

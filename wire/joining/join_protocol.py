@@ -36,6 +36,10 @@ STRANGER_BYTES_MAX = 4 * KIB  # read from a side that has proved nothing
 GRANT_BYTES_MAX = 128 * KIB  # a revocation list of 1,024 nodes has 37 KiB, and there may be two
 
 JOIN = "mesh-coord join for a program, or mesh-worker join for a worker"
+ROLE = (  # no "worker|client", which a shell takes for a pipe
+    "Make one with: mesh-coord token create, for mesh-worker join; "
+    "or with: mesh-coord token create --role client, for mesh-coord join"
+)
 
 # reason -> what the node says, and what to do.  A node that does not know the secret always gets `invalid`.
 REFUSALS = {
@@ -43,7 +47,7 @@ REFUSALS = {
     "expired": ("the token's time is over", "Make a new one with: mesh-coord token create"),
     "used": ("the token was used as often as it may be used", "Make a new one with: mesh-coord token create --uses N"),
     "withdrawn": ("the token was revoked", "Make a new one with: mesh-coord token create"),
-    "role": ("the token is for nodes of another role", "Make one with: mesh-coord token create --role worker|client"),
+    "role": ("the token is for nodes of another role", ROLE),
     "replayed": ("this request was made before", "Try again"),
     "full": ("the mesh has as many nodes as it may have", "Revoke nodes that are gone: mesh-coord nodes revoke NAME"),
     "revoked": ("this node was revoked", "Join again with a new token, and so a new key: " + JOIN),

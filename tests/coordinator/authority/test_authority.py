@@ -424,5 +424,6 @@ def test_a_refusal_reaches_the_node_in_words(authority: Authority) -> None:
     node.received(encode(Greeting(1, authority.certificate)))
     node.connected(LEAF)
     answer = authority.admit(asked(authority, token, new_key(), role="client"), "h")
-    with pytest.raises(JoinRefused, match="for nodes of another role"):
+    with pytest.raises(JoinRefused, match="for nodes of another role") as refused:
         node.received(encode(answer))
+    assert "|" not in refused.value.next_step, "a shell takes it for a pipe, which has the new token"
