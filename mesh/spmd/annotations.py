@@ -29,7 +29,7 @@ from ..core.call_arguments import positional
 from ..tracing.trace import trace_full
 from ..transforms.pytree_functions import as_array, same_structure
 from ..tree import PyTree
-from ..util.argument_checks import integer, value_text
+from ..util.argument_checks import integer, number, value_text
 from .grid import Grid, PartitionSpec, check_grid
 from .shard_map import inside_ranks
 
@@ -281,8 +281,8 @@ def auto_sharding(
     integer(tries_max, "tries_max", 0)
     if memory_bytes is not None:
         integer(memory_bytes, "memory_bytes", 0)
-    if rates is not None and not isinstance(rates, Rates):
-        raise InputError(f"{value_text(rates)} are no rates of a rank", next_step="Make them: wire.sharding.Rates(...)")
+    if rates is not None:
+        _check_rates(rates)
     traced = trace_full(fn, *positional(fn, examples, named))
     choice = choose(traced.graph, Axes(grid.names, grid.sizes), rates, None, memory_bytes, tries_max)
     specs = [PartitionSpec(*choice.specs[argument.name]) if argument.name in choice.specs else PartitionSpec()
@@ -298,6 +298,16 @@ def auto_sharding(
         choice.tried,
         choice.proven,
     )
+
+
+def _check_rates(rates: Rates) -> None:
+    if not isinstance(rates, Rates):
+        raise InputError(
+            f"{value_text(rates)} are no rates of a rank",
+            next_step="Make them: wire.sharding.op_cost.Rates(flops_per_s=2e10, bytes_per_s=1e8, collective_s=1e-4)",
+        )
+    for name, least in (("flops_per_s", 1e-9), ("bytes_per_s", 1e-9), ("collective_s", 0.0)):
+        number(getattr(rates, name), f"{name} of the rates", least)
 
 
 __all__ = ["AutoSharding", "auto_sharding", "on_grid", "reshard", "shard"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import re
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from support.cases.layouts import PAIR, SQUARE, layouts
 import mesh
 import mesh.numpy as mnp
 from mesh import PartitionSpec as P
-from wire.errors import PlacementError
+from wire.errors import InputError, PlacementError
 from wire.sharding.auto import choose
 from wire.sharding.cost import cost_of
 from wire.sharding.op_cost import Rates
@@ -100,3 +102,18 @@ def test_the_choice_is_applied_and_what_the_function_asks_for_is_kept() -> None:
     np.testing.assert_array_equal(np.asarray(choice.applied(fn)(x, w)), x @ w)
     asked = [node.attrs["spec"] for node in mesh.trace(choice.applied(fn), x, w).nodes if node.op == "constraint"]
     assert "tp -" in asked and len(asked) in (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("rates", "said"),
+    [
+        (Rates(flops_per_s=0), "flops_per_s of the rates is a finite number from"),
+        (Rates(bytes_per_s=-1), "bytes_per_s of the rates is a finite number from"),
+        (Rates(collective_s=math.nan), "collective_s of the rates is a finite number from 0"),
+        (Rates(cast(Any, "fast")), "flops_per_s of the rates is a number"),
+        (3, "Make them: wire.sharding.op_cost.Rates("),
+    ],
+)
+def test_rates_that_no_rank_has_are_refused(rates: Any, said: str) -> None:
+    with pytest.raises(InputError, match=re.escape(said)):
+        mesh.auto_sharding(mlp, GRID, *shapes((8, 8), (8, 8), (8, 8)), rates=rates)
