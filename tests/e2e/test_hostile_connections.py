@@ -368,7 +368,7 @@ HELLOS: list[tuple[str, bytes, type[MeshError], str]] = [
     ("another major", hello(node("x", protocol=(9, 0))), VersionMismatch, "protocol 9.0"),
     ("another major and nothing else", hello(node("x", protocol=(9, 0)))[:9], VersionMismatch, "Upgrade graph-mesh"),
     ("another mesh", hello(node("x", mesh="theirs")), WrongMesh, "--mesh"),
-    ("no identity", encode(Hello((1, 0), LINK, False, b"")), ProtocolError, "identity"),
+    ("no identity", encode(Hello((1, 0), LINK, False, b"")), ConnectFailed, "the other connection of the link ended"),
     ("an identity that is junk", encode(Hello((1, 0), LINK, False, b"\x91" * 5000)), ProtocolError, "identity"),
     ("no link id", encode(Hello((1, 0), bytes(16), False, b"")), ProtocolError, "link id"),
     ("a huge hello", encode(Hello((1, 0), LINK, False, bytes(HELLO_BYTES_MAX + 1))), ProtocolError, "65537 bytes"),

@@ -25,6 +25,7 @@ from typing import Any
 from ..errors import (
     Busy,
     Cancelled,
+    ConnectFailed,
     LimitExceeded,
     LocalError,
     MeshError,
@@ -449,6 +450,8 @@ class Peer:
     def _on_hello(self, frame: Hello) -> list[Event]:
         if frame.link_id == _NO_LINK:
             raise ProtocolError("a hello needs a link id")
+        if not len(frame.body):  # of a bulk connection, whose link this node does not know, or no longer
+            raise ConnectFailed("the other connection of the link ended before this one came")
         self.link_id = frame.link_id
         self.other = self._read_identity(frame.version, frame.body)
         self.state = State.HELLO_SEEN

@@ -21,6 +21,7 @@ from mesh.simulation.virtual_network import Conditions
 from wire.errors import (
     Busy,
     Cancelled,
+    ConnectFailed,
     FrameError,
     LimitExceeded,
     LocalError,
@@ -70,7 +71,7 @@ from wire.protocol.peer import (
     StreamOpened,
     StreamSent,
 )
-from wire.protocol.versions import negotiate, usable_ops
+from wire.protocol.versions import PROTOCOL, negotiate, usable_ops
 from wire.units import need_text, room_text
 
 SMALL = replace(DEFAULT, chunk_bytes_max=1000, window_bytes=4000, graph_bytes_max=10_000, control_frame_bytes_max=1000)
@@ -225,6 +226,12 @@ def test_a_bulk_connection_of_another_link_is_refused() -> None:
     acceptor.accept()
     with pytest.raises(ProtocolError, match="another link"):
         acceptor.receive(BULK, encode(Hello((1, 0), b"x" * 16, False)))
+
+
+def test_a_bulk_connection_whose_control_connection_ended_may_be_dialled_again() -> None:
+    with pytest.raises(ConnectFailed, match="the other connection of the link ended") as refused:
+        Peer.acceptor(node("a")).receive(CONTROL, encode(Hello(PROTOCOL, LINK_ID, False)))
+    assert refused.value.retry
 
 
 def test_a_dialer_may_leave_after_the_answer() -> None:
