@@ -576,13 +576,15 @@ def _handle(name: str, array: NDArray[Any]) -> Handle:
     return Handle(hash_array(fixed), TensorType(array.shape, dtype_of(array)), name, fixed)
 
 
-def _as_integers(value: Any, dtype: DType) -> Any:
-    """Integers of another width as the model has them, if all fit: tokenizers give 64 bits, files ask for either."""
+def _as_integers(name: str, value: Any, dtype: DType) -> Any:
+    """Integers of another width as the model has them: tokenizers give 64 bits, files ask for either."""
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu" or dtype.kind not in "iu":
         return value
     low, high = INT_BOUNDS[dtype.name]
-    fits = not value.size or (low <= int(value.min()) and int(value.max()) <= high)
-    return value.astype(dtype.numpy, copy=False) if fits else value
+    for extreme in (value.min(), value.max()) if value.size else ():
+        if not low <= extreme <= high:
+            raise InputError(f"the input {name!r} has {extreme}, which {dtype.name} cannot hold")
+    return value.astype(dtype.numpy, copy=False)
 
 
 def _fitting(spec: InputSpec, value: Any, sizes: dict[str, int]) -> Any:
@@ -600,7 +602,7 @@ def _fitting(spec: InputSpec, value: Any, sizes: dict[str, int]) -> Any:
         )
     if spec.static or not isinstance(value, Typed):
         value = as_numpy(value, f"the input {spec.name!r}")
-    value = _as_integers(value, spec.dtype)
+    value = _as_integers(spec.name, value, spec.dtype)
     shape = tuple(value.shape)
     fits = len(shape) == len(spec.shape) and dtype_of(value.dtype) is spec.dtype
     if not fits or any(

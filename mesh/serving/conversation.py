@@ -14,7 +14,7 @@ from typing import Any
 
 from .answer import TextRequest
 from .api_error import ApiError, wrong
-from .fields import Fields, whole_characters
+from .fields import Fields, parsed_json, whole_characters
 from .grammar import ANY_OBJECT, Grammar
 from .served_text import ServedText
 from .special_tokens import mark_for, marked
@@ -202,7 +202,7 @@ def read_call(fields: Fields) -> dict[str, Any]:
     inner = Fields(fields.get("function"), fields.name("function"))
     given = inner.get("arguments")
     try:
-        arguments = json.loads(given) if isinstance(given, str) and given else given or {}
+        arguments = parsed_json(given) if isinstance(given, str) and given else given or {}
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):

@@ -6,11 +6,13 @@ and that this server does not have, may only have the value that means nothing: 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from .api_error import ApiError, wrong
 
+DEPTH_MAX = 100  # of arrays and objects within each other: what reads them calls itself
 IGNORED = frozenset(
     {
         "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
@@ -159,6 +161,19 @@ class Fields:
         if value is None:
             return ApiError(400, f"{name} is required: {wanted}", code="missing", param=name)
         return wrong(f"{name} is {wanted}, got {_shown(value)}", name)
+
+
+def parsed_json(text: str) -> Any:
+    """The value that JSON holds; ValueError or RecursionError for other text, and for one that is nested too deep."""
+    value = json.loads(text)
+    depth, level = 0, [value] if isinstance(value, dict | list) else []
+    while level:
+        depth += 1
+        if depth > DEPTH_MAX:
+            raise ValueError(f"arrays and objects are nested more than {DEPTH_MAX} deep")
+        members = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [member for some in members for member in some if isinstance(member, dict | list)]
+    return value
 
 
 def whole_characters(text: str, name: str) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -30,6 +29,7 @@ from .access import OWN, Access, bearer, single
 from .api_error import ApiError, api_error, openai_shape
 from .api_keys import ApiKeys
 from .calls import Call, Models
+from .fields import parsed_json
 from .page import FILES, HEADERS
 from .replies import EVENT_STREAM, JsonReply, Reply, StreamReply, TextReply, to_json
 from .routes import ROUTES, Route, Shape, found, route_of, shape_of
@@ -42,7 +42,6 @@ COMMON_HEADERS: Mapping[str, str] = {
     "Server": "graph-mesh",
     "X-Content-Type-Options": "nosniff",
 }
-DEPTH_MAX = 100  # of arrays and objects within each other: what reads them calls itself
 QUIET_S = 10.0  # after which a stream that has nothing to say has a comment
 COMMENT = b": waiting\n\n"
 NO_BODY = ("GET", "HEAD", "OPTIONS")
@@ -210,7 +209,7 @@ class HttpServer:
         if not data:
             return {}
         try:
-            return await asyncio.to_thread(_parsed, data)
+            return await asyncio.to_thread(lambda: parsed_json(data.decode("utf-8")))
         except (ValueError, RecursionError) as error:
             raise ApiError(400, f"the body is not valid JSON: {str(error)[:200]}", code="invalid_json") from None
 
@@ -401,19 +400,6 @@ PREFLIGHT: Mapping[str, str] = {
     "Access-Control-Allow-Headers": "authorization, content-type, x-api-key, anthropic-version, anthropic-beta",
     "Access-Control-Max-Age": "600",
 }
-
-
-def _parsed(data: bytearray) -> Any:
-    """The value that JSON holds; ValueError or RecursionError for other bytes, and for one that is nested too deep."""
-    value = json.loads(data.decode("utf-8"))
-    depth, level = 0, [value] if isinstance(value, dict | list) else []
-    while level:
-        depth += 1
-        if depth > DEPTH_MAX:
-            raise ValueError(f"arrays and objects are nested more than {DEPTH_MAX} deep")
-        members = (each.values() if isinstance(each, dict) else each for each in level)
-        level = [member for some in members for member in some if isinstance(member, dict | list)]
-    return value
 
 
 def too_large(most: int) -> ApiError:

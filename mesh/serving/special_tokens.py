@@ -34,7 +34,7 @@ def _marked(value: Any, words: re.Pattern[str], mark: str) -> Any:
     if isinstance(value, str):
         return words.sub(lambda found: found[0][0] + mark + found[0][1:], value)
     if isinstance(value, Mapping):
-        return {key: _marked(each, words, mark) for key, each in value.items()}
+        return {_marked(key, words, mark): _marked(each, words, mark) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [_marked(each, words, mark) for each in value]
     return value
@@ -46,6 +46,6 @@ def _texts(values: list[Any]) -> Iterator[str]:
         if isinstance(value, str):
             yield value
         elif isinstance(value, Mapping):
-            values += value.values()
+            values += [*value, *value.values()]
         elif isinstance(value, list | tuple):
             values += value

@@ -67,7 +67,9 @@ def image_side(config: Config, sizes: dict[str, int]) -> Side:
             raise InputError(f"this model takes images of {image} by {image}, got {height} by {width}")
         pixels = pixels[:, :, : tiles * patch, : tiles * patch]  # a convolution leaves out what fills no patch
         parts = mnp.reshape(pixels, (batch, channels, tiles, patch, tiles, patch))
-        parts = mnp.reshape(mnp.permute_dims(parts, (0, 2, 4, 1, 3, 5)), (batch, tiles * tiles, -1))
+        parts = mnp.reshape(
+            mnp.permute_dims(parts, (0, 2, 4, 1, 3, 5)), (batch, tiles * tiles, channels * patch * patch)
+        )
         near = params.at("embeddings")
         kernel = near("patch_embedding.weight", "hidden_size", "num_channels", "patch_size", "patch_size")
         x = mnp.astype(parts, kernel.dtype) @ mnp.reshape(kernel, (kernel.shape[0], -1)).T

@@ -44,7 +44,9 @@ def vit(config: Config, weights: Arrays) -> Family:
             raise InputError(f"this model takes images of {image[0]} by {image[1]}, got {height} by {width}")
         pixels = pixels[:, :, : rows * patch[0], : columns * patch[1]]  # a convolution leaves out what fills no patch
         tiles = mnp.reshape(pixels, (batch, channels, rows, patch[0], columns, patch[1]))
-        tiles = mnp.reshape(mnp.permute_dims(tiles, (0, 2, 4, 1, 3, 5)), (batch, rows * columns, -1))
+        tiles = mnp.reshape(
+            mnp.permute_dims(tiles, (0, 2, 4, 1, 3, 5)), (batch, rows * columns, channels * patch[0] * patch[1])
+        )
         near = params.at("patch_embeddings.projection")
         kernel = near("weight", "hidden_size", "num_channels", "patch height", "patch width")
         tiles = mnp.astype(tiles, kernel.dtype)

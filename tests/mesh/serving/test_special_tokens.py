@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,14 @@ def test_texts_without_special_tokens_need_no_mark() -> None:
     assert mark_for([{"content": [EVIL]}], ()) == ""
     assert mark_for([{"content": [EVIL]}], SPECIAL) == MARKS[0]
     assert mark_for([{"content": [EVIL]}, MARKS[0]], SPECIAL) == MARKS[1]
+
+
+def test_names_in_a_schema_are_texts_too(folder: Path) -> None:
+    tokenizer, tools = Tokenizer(folder), [{"parameters": {"properties": {EVIL: {"type": "string"}}}}]
+    mark = mark_for([tools], tokenizer.special_tokens)
+    ids = tokenizer.marked(json.dumps(marked(tools, tokenizer.special_tokens, mark), ensure_ascii=False), mark)
+    assert tokenizer.text(ids, special=True) == json.dumps(tools)
+    assert not {tokenizer.id_of(token) for token in SPECIAL} & set(ids)
 
 
 def test_no_text_of_a_conversation_is_a_special_token_and_none_is_lost(folder: Path) -> None:
