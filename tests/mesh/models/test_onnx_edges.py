@@ -67,6 +67,16 @@ def test_an_op_gives_what_the_reference_gives(name: str) -> None:
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+def test_one_element_comes_from_where_the_standard_says(mode: str) -> None:
+    x = np.array([[[3, 1, 4, 1, 5]]], np.float32)
+    nothing, region, sizes = np.zeros(0, np.float32), np.array([0, 0, 0, 1, 1, 0.5], np.float32), np.array([1, 1, 1])
+    for how, roi, wanted in (("pytorch_half_pixel", nothing, 3), ("tf_crop_and_resize", region, 1)):
+        attributes = {"mode": mode, "coordinate_transformation_mode": how}
+        model = mesh.load(proto("Resize", [x, roi, nothing, sizes], 3, 19, attributes))
+        assert np.asarray(model(x)).tolist() == [[[wanted]]], how
+
+
 def test_numbers_that_are_all_alike_are_normalised_to_zeros() -> None:
     for shape, number in (((1, 2, 30, 3), 1234.567), ((1, 1, 7, 7), 1e4)):
         model = mesh.load(proto("MeanVarianceNormalization", [np.full(shape, number, np.float32)], 0, 13, {}))

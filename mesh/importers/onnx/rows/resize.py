@@ -142,7 +142,7 @@ def _align_corners(y: Floats, axis: Axis) -> Floats:
 
 def _crop(y: Floats, axis: Axis) -> Floats:
     low, high = axis.region
-    if _exact(axis) == 1:
+    if axis.count == 1:
         return y * 0 + (high - low) * (axis.size - 1) / 2 + low * (axis.size - 1)
     return y * (high - low) * (axis.size - 1) / (_exact(axis) - 1) + low * (axis.size - 1)
 
@@ -160,7 +160,7 @@ _TRANSFORMATIONS: dict[str, Callable[[Floats, Axis], Floats]] = {
     "asymmetric": lambda y, axis: y / axis.scale,
     "half_pixel": _half,
     "half_pixel_symmetric": _symmetric,
-    "pytorch_half_pixel": lambda y, axis: y * 0 - 0.5 if _exact(axis) == 1 else _half(y, axis),
+    "pytorch_half_pixel": lambda y, axis: y * 0 if axis.count == 1 else _half(y, axis),
     "tf_crop_and_resize": _crop,
     "tf_half_pixel_for_nn": lambda y, axis: (y + 0.5) / axis.scale,
 }
