@@ -112,7 +112,7 @@ def all_reduce(
         raise InputError(f"the weight of a rank is one number, got {own.type}")
 
     def weighted(value: Array) -> Array:
-        dtype = inexact(value, own)[0].type.dtype
+        dtype = inexact(value, weight)[0].type.dtype  # a number of Python's leaves it as it is
         counts = cast_to(own, _dtype_of_sums(dtype))
         total = reduced(mnp.multiply(cast_to(value, counts.type.dtype), counts), "sum")
         return cast_to(mnp.divide(total, reduced(counts, "sum")), dtype)

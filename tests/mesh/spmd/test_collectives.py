@@ -374,6 +374,7 @@ def test_a_mean_has_room_for_its_sum(number: float, dtype: Any) -> None:
         (lambda x: collectives.reduce_scatter(x, "dp", op="mean"), 1),
         (lambda x: collectives.all_reduce(x, "dp", "mean", weight=mnp.asarray(70_000)), 4),
         (lambda x: collectives.all_reduce(x, "dp", "mean", weight=mnp.asarray(3, dtype="uint8")), 4),
+        (lambda x: collectives.all_reduce(x, "dp", "mean", weight=1.5), 4),
     ):
         for found in on_ranks(FOUR, fn, given):
             assert found.dtype == (np.float16 if dtype is np.float16 else np.float32)
