@@ -12,6 +12,7 @@ import secrets
 import socket
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,7 @@ from wire.protocol.messages import Revocations
 from wire.roles import member_id
 from wire.security.tls_listener import addresses_of
 from wire.system.file_lock import behind_lock
+from wire.system.shared_memory import SharedDir
 from wire.system.steady_log import steady_logger
 from wire.system.tasks import Tasks
 
@@ -51,8 +53,12 @@ class Admission:
 
     def __init__(self, authority: Authority, folder: Path | None = None) -> None:
         self.authority = authority
-        self._own = tempfile.TemporaryDirectory(prefix="graph-mesh-") if folder is None else None
-        self.credentials = Credentials(folder or Path(self._own.name if self._own else ""))
+        self._own: SharedDir | None = None
+        if folder is None:
+            self._own = SharedDir.create(Path(tempfile.gettempdir()))
+            weakref.finalize(self, self._own.close)
+            folder = self._own.path
+        self.credentials = Credentials(folder)
         self.credentials.adopt(self.certify())
         self._pins = authority.trust().pins
         self._acts = RefusalLog(CLIENT, ALL_CLIENTS)
@@ -127,7 +133,7 @@ class Admission:
         if self._join_port is not None:
             await self._join_port.close()
         if self._own is not None:
-            self._own.cleanup()
+            self._own.close()
 
     async def _listen(self, coordinator: Coordinator, host: str, port: int) -> int:
         join_port, _ = await serve_joining(

@@ -12,7 +12,6 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 
 from wire.errors import InputError
 from wire.ir.dtypes import BF16, BOOL, C64, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64, DType, dtype_of
+from wire.system.replaced_file import replaced_file
 
 from ..util.annotation_checks import checked
 
@@ -115,13 +115,8 @@ def save_safetensors(tensors: Mapping[str, Any], path: str | Path) -> None:
     parts = safetensors_parts(tensors)
     try:  # a disk that is full leaves the file that was there
         target = Path(os.path.realpath(path))
-        with TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
-            writing = Path(folder) / target.name
-            with writing.open("wb") as out:
-                out.writelines(parts)
-                out.flush()
-                os.fsync(out.fileno())
-            os.replace(writing, target)
+        with replaced_file(target) as writing, writing.open("wb") as out:
+            out.writelines(parts)
     except (OSError, ValueError) as error:  # ValueError: a name that has a zero in it
         raise InputError(f"cannot write {path}", cause=str(error)[:200]) from error
 

@@ -19,7 +19,6 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 import signal
 import tempfile
 import threading
@@ -30,6 +29,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from wire.bounds import AGENT_ORDERS
+from wire.errors import ConfigError
 from wire.limits import KIB
 from wire.system.shared_memory import SharedDir
 
@@ -89,7 +89,12 @@ class Ranks:
 
     async def run(self, orders: asyncio.Queue[dict[str, Any]]) -> None:
         """Run until all ranks have ended."""
-        meeting = Path(tempfile.mkdtemp(prefix="graph-mesh-ranks-"))
+        try:
+            held = SharedDir.create(Path(tempfile.gettempdir()))  # the next agent sweeps what one that was killed left
+        except ConfigError as error:
+            self._tell({"error": str(error)})
+            return
+        meeting = held.path
         keep(self._job.get("passport", {}), meeting)
         beside = [asyncio.ensure_future(self._obey(orders, meeting))]
         if self._job.get("passport"):
@@ -106,7 +111,7 @@ class Ranks:
             for task in beside:
                 task.cancel()
             self._kill()
-            shutil.rmtree(meeting, ignore_errors=True)
+            held.close()
             SharedDir.sweep()  # of ranks that were killed
 
     async def _start(self, rank: int, environment: dict[str, str]) -> None:

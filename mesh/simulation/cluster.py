@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import shutil
 import tempfile
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -97,7 +98,10 @@ class Cluster:
     async def begin(self) -> None:
         """Start every worker and join them to the coordinator."""
         self.network = SimulatedNetwork(self.seed)
-        self._folder = Path(self._cleanup.enter_context(tempfile.TemporaryDirectory(prefix="graph-mesh-sim-")))
+        held = SharedDir.create(Path(tempfile.gettempdir()))
+        self._cleanup.callback(held.close)
+        weakref.finalize(self._cleanup, held.close)  # of a program that ends without closing its mesh
+        self._folder = held.path
         for name in self.names:
             self.start(name)
         await self._start_coordinator()

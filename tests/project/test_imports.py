@@ -26,7 +26,7 @@ DIRECTIONS: dict[str, set[str]] = {
     # wire
     "wire": set(),
     "wire/erasure": {"wire"},
-    "wire/ir": {"wire"},
+    "wire/ir": {"wire", "wire/system"},
     "wire/policy": {"wire"},
     "wire/protocol": {"wire"},
     "wire/standby": {"wire", "wire/protocol", "wire/system"},

@@ -8,7 +8,6 @@ graph's own.  The metadata names the format and each entry's BLAKE2b-256, which 
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from ..errors import GraphDecodeError, InputError, VersionMismatch
+from ..system.replaced_file import replaced_file
 from .codec import decode_graph, encode_graph, hash_bytes, tensor_bytes, tensor_from
 from .graph import WireGraph
 from .types import TensorType
@@ -103,13 +103,8 @@ def path_of(path: object) -> Path:
 
 
 def _replace(path: Path, entries: Mapping[str, NDArray[np.uint8]], metadata: Mapping[str, str]) -> None:
-    """Write beside `path`, then rename: a reader sees the old file or the new one, also after a power cut."""
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
-        temporary = Path(folder) / path.name
-        save_file(dict(entries), temporary, dict(metadata))
-        with open(temporary, "rb+") as written:
-            os.fsync(written.fileno())
-        os.replace(temporary, path)
+    with replaced_file(path) as writing:
+        save_file(dict(entries), writing, dict(metadata))
 
 
 def _read(path: Path) -> dict[str, NDArray[np.uint8]]:

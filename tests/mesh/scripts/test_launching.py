@@ -323,7 +323,9 @@ print((meeting / "rank-7").read_text(), sorted(path.name for path in meeting.ite
     asyncio.run(job.run())
     notes = {each["note"]: each["text"] for each in job.events if "note" in each}
     assert notes == {"rank-0": "rank-0", "failed-0123456789abcdef-0": "failed-0123456789abcdef-0"}
-    assert job.lines(0) == ["elsewhere ['failed-0123456789abcdef-0', 'other', 'own.key', 'rank-0', 'rank-7', 'rank-9']"]
+    assert job.lines(0) == [
+        "elsewhere ['failed-0123456789abcdef-0', 'lock', 'other', 'own.key', 'rank-0', 'rank-7', 'rank-9']"
+    ]
 
 
 def test_what_cannot_be_started_is_told(tmp_path: Path) -> None:
