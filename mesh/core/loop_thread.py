@@ -30,7 +30,7 @@ class LoopThread:
         self._process = os.getpid()
         measure(loop)
         loop.set_exception_handler(_unhandled)
-        self._stopped = False
+        self._stopped = self._ending = False
         self._lock = threading.Lock()  # nothing is asked of the loop once it was told to stop
         self._thread = threading.Thread(target=self._serve, name="mesh", daemon=True)
         self._thread.start()
@@ -81,8 +81,12 @@ class LoopThread:
         with self._lock:
             if not self._stopped:
                 self._stopped = True
-                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._loop.call_soon_threadsafe(self._end)
         self._thread.join()
+
+    def _end(self) -> None:
+        self._ending = True
+        self._loop.stop()
 
     def _is_elsewhere(self) -> bool:
         return os.getpid() != self._process
@@ -95,10 +99,11 @@ class LoopThread:
             )
 
     def _serve(self) -> None:
-        with contextlib.suppress(SystemExit, KeyboardInterrupt):  # of a watcher, say: it ends this thread, and no other
-            self._loop.run_forever()
-        with self._lock:
-            self._stopped = True
+        while not self._ending:
+            try:
+                self._loop.run_forever()
+            except (SystemExit, KeyboardInterrupt) as left:  # of a watcher, say: others still wait for this thread
+                log.error("%r was raised in the thread of a mesh, which goes on", left)
         self._loop.run_until_complete(_cancel_all())
         self._loop.close()
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
+from collections.abc import Mapping
+from typing import Any
 
+import numpy as np
 import pytest
 
+from mesh import Mesh
 from mesh.core.loop_thread import LoopThread
 from wire.errors import ConfigError
 
@@ -56,25 +59,39 @@ def test_what_still_waits_when_it_stops_cleans_up_and_ends() -> None:
     assert cleaned.is_set() and len(ended) == 1
 
 
-def test_a_call_that_exits_its_thread_leaves_nobody_waiting() -> None:
+@pytest.mark.parametrize("left", [SystemExit(1), KeyboardInterrupt()])
+def test_a_call_that_exits_its_thread_ends_nothing(left: BaseException) -> None:
     loop = LoopThread(asyncio.new_event_loop())
-    began = threading.Event()
-
-    async def forever() -> None:
-        began.set()
-        await asyncio.Event().wait()
 
     def leave() -> None:
-        assert began.wait(120)
-        loop.call_soon(sys.exit, 1)
+        raise left
 
-    leaving = threading.Thread(target=leave)
-    leaving.start()
-    with pytest.raises(ConfigError, match="closed"):
-        loop.wait(forever())
-    leaving.join(120)
-    assert loop.stopped
+    loop.call_soon(leave)
+    assert loop.wait(answer()) == 42
+    assert not loop.stopped
+
+    async def leave_a_task() -> None:
+        raise left
+
+    with pytest.raises(type(left)):
+        loop.wait(leave_a_task())
+    assert loop.wait(answer()) == 42
+    loop.call_soon(leave)
     loop.stop()
+    assert loop.stopped
+
+
+@pytest.mark.parametrize("left", [SystemExit(1), KeyboardInterrupt()])
+def test_calls_go_on_where_a_watcher_exits(left: BaseException) -> None:
+    def watcher(event: Mapping[str, Any]) -> None:
+        raise left
+
+    with Mesh.builder().mesh("sim").simulate(2).build() as mesh:
+        mesh.watch(watcher)
+        for name in ("sim-0", ""):
+            assert mesh.submit(lambda x: x + 1, np.float32(1)).result(60) == 2
+            if name:
+                mesh.simulation.kill(name)
 
 
 def test_many_threads_that_ask_while_it_stops_all_come_back() -> None:
