@@ -5,15 +5,19 @@ A notebook and a terminal get a bar, anything else a line now and then.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any, Protocol
 
+from wire.system.steady_log import steady_logger
+
 from ..util.units import counted, size_text, time_text
 
+log = steady_logger("graph_mesh.training")
 LINE_S = 10.0  # between two lines where there is no terminal
 FRAME_S = 0.1  # between two changes of a bar
 
@@ -210,6 +214,18 @@ class Lines:
     def close(self) -> None: ...
 
 
+class Nowhere:
+    """No place: what it was shown on is gone."""
+
+    pause_s = math.inf
+
+    def show(self, done: int, line: str) -> None: ...
+
+    def say(self, line: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class RichBar:
     """A bar on a terminal, drawn by rich."""
 
@@ -295,16 +311,24 @@ class Progress(Callback):
         )
         if len({*report.shares.values()}) > 1:
             line += f" ({', '.join(f'{name} {rows}' for name, rows in report.shares.items())} rows)"
-        self._display.show(self._done, line)
+        self._tell(lambda: self._display.show(self._done, line))
 
     def on_workers(self, workers: int) -> None:
         """Say that the run waits, if there are too few workers."""
         if not workers:
-            self._display.say("there are too few workers: waiting for more")
+            self._tell(lambda: self._display.say("there are too few workers: waiting for more"))
 
     def close(self) -> None:
         """Show nothing more."""
-        self._display.close()
+        self._tell(lambda: self._display.close())
+
+    def _tell(self, show: Callable[[], None]) -> None:
+        """Show something; a terminal or a pipe that is gone costs the progress, and not the run."""
+        try:
+            show()
+        except (OSError, ValueError) as error:  # ValueError: stderr was closed
+            self._display = Nowhere()
+            log.warning("progress is shown no longer: %s", error)
 
 
 __all__ = ["Callback", "History", "Progress", "StepReport"]

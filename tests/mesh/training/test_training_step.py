@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
+import os
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -263,6 +266,25 @@ def test_a_terminal_gets_a_bar_with_the_latest_step(monkeypatch: pytest.MonkeyPa
     shown.close()
     text = terminal.getvalue()
     assert "waiting for more" in text and "loss 0.5" in text and "(a[b] 48, b 16 rows)" in text and "\x1b" in text
+
+
+@pytest.mark.parametrize("display", [Lines, RichBar, NotebookBar])
+def test_a_run_goes_on_where_the_terminal_of_its_progress_is_gone(
+    display: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pty = pytest.importorskip("pty")
+    terminal, writer = pty.openpty()
+    gone = os.fdopen(writer, "w", buffering=1)
+    monkeypatch.setattr(sys, "stderr", gone)
+    shown = Progress(1, display() if display is Lines else display(1))
+    os.close(terminal)
+    shown.on_workers(0)
+    shown.on_step(REPORT)
+    shown.close()
+    monkeypatch.undo()
+    assert [record.message for record in caplog.records if "shown no longer" in record.message]
+    with contextlib.suppress(OSError):
+        gone.close()
 
 
 def test_a_notebook_gets_the_bar_of_tqdm_where_it_is_installed(
