@@ -489,9 +489,9 @@ CACHED_WEIGHTS = Bound(
 )
 EARLY_TENSORS = Bound(
     "worker",
-    "Tensors for steps that have not begun here.",
+    "Tensors for steps that have not begun here, beside what each sender has for the first of them.",
     REFUSES,
-    "The step is refused with LimitExceeded, and done again.",
+    "The step is refused with LimitExceeded.",
     most=GIB,
 )
 EARLY_OF_ONE = Bound(

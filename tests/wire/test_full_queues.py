@@ -132,6 +132,7 @@ def test_tensors_that_are_early_are_counted() -> None:
 def test_of_many_steps_without_room_all_later_ones_are_refused() -> None:
     early = EarlyTensors(10, 10, 10)
     tensor = Inline("u8", (11,), bytes(11))
+    assert early.add(PLAN, 3, (0, 0), "node", tensor) == [], "the plan needs it for the first step"
     for step in range(5, 5 + EARLY_REFUSED.most + 3):
         assert early.add(PLAN, step, (0, 0), "node", tensor) == [Release(tensor)]
     early.validate()
@@ -145,12 +146,13 @@ def test_of_many_steps_without_room_all_later_ones_are_refused() -> None:
 def test_who_has_most_gives_way_and_what_it_left_goes_with_its_link() -> None:
     early = EarlyTensors(100, 1000, EARLY_OF_ONE.most)
     hoard, small = Inline("u8", (30,), bytes(30)), Inline("u8", (20,), bytes(20))
-    for step in range(3):
+    for step in range(4):
         assert early.add(PLAN, step, (0, 0), "hoarder", hoard) == []
-    assert early.add(OTHER_PLAN, 0, (0, 0), "honest", small) == [Release(hoard)], "of the hoarder's latest step"
-    assert early.refusal(OTHER_PLAN, 0) is None and isinstance(early.refusal(PLAN, 2), LimitExceeded)
+    assert early.add(OTHER_PLAN, 0, (0, 0), "honest", small) == [], "its first step"
+    assert early.add(OTHER_PLAN, 1, (0, 0), "honest", small) == [Release(hoard)], "of the hoarder's latest step"
+    assert early.refusal(OTHER_PLAN, 1) is None and isinstance(early.refusal(PLAN, 3), LimitExceeded)
     assert early.add(PLAN, 7, (0, 0), "hoarder", hoard) == [Release(hoard)], "it would have most again"
-    assert early.release_of("hoarder") == [Release(hoard)] * 2
+    assert early.release_of("hoarder") == [Release(hoard)] * 3
     assert isinstance(early.refusal(PLAN, 0), NodeLost), "its Run would wait for ever"
     assert early.take(OTHER_PLAN, 0) == [((0, 0), small)]
     early.validate()
@@ -159,10 +161,24 @@ def test_who_has_most_gives_way_and_what_it_left_goes_with_its_link() -> None:
 def test_no_sender_has_more_than_its_own_room() -> None:
     early = EarlyTensors(100, 1000, 50)
     half = Inline("u8", (30,), bytes(30))
-    assert early.add(PLAN, 0, (0, 0), "node", half) == []
-    assert early.room("node") == 20 and early.room("another") == 50
-    assert early.add(PLAN, 1, (0, 0), "node", half) == [Release(half)]
-    assert isinstance(early.refusal(PLAN, 1), LimitExceeded) and early.refusal(PLAN, 0) is None
+    for step in (0, 1):
+        assert early.add(PLAN, step, (0, 0), "node", half) == []
+    assert early.room("node", (PLAN, 2)) == 20 and early.room("another", (PLAN, 2)) is None
+    assert early.room("another", (PLAN, 2), {(PLAN, 2): 70}) is None
+    assert early.room("another", (PLAN, 2), {(PLAN, 1): 70, (PLAN, 2): 10}) == 40
+    assert early.add(PLAN, 2, (0, 0), "node", half) == [Release(half)]
+    assert isinstance(early.refusal(PLAN, 2), LimitExceeded) and early.refusal(PLAN, 1) is None
+
+
+def test_the_first_step_of_each_sender_has_what_it_takes() -> None:
+    early = EarlyTensors(100, 1000, 50)
+    large = Inline("u8", (400,), bytes(400))
+    for part, node in enumerate(("one", "other")):
+        for slot in (0, 1):
+            assert early.add(PLAN, 4, (part, slot), node, large) == [], "more than the room of all"
+        assert early.add(PLAN, 5, (part, 0), node, large) == [Release(large)]
+    early.validate()
+    assert len(early.take(PLAN, 4)) == 4
 
 
 def test_a_worker_remembers_the_latest() -> None:

@@ -27,7 +27,7 @@ class ArrivingTensors:
         self._shell = shell
         self._blame = blame
         self._in_flight: dict[Key, tuple[str, int]] = {}  # its sender, and the bytes that count as early
-        self._early_bytes: Counter[str] = Counter()  # by sender
+        self._early_bytes: dict[str, Counter[tuple[PlanKey, int]]] = {}  # by sender and step
 
     def check(self, push: Push, node: str, size_bytes: int) -> None:
         """Raise unless the machine wants a tensor of `size_bytes` bytes, its zeros among them, from this node:
@@ -45,11 +45,13 @@ class ArrivingTensors:
         if _key(push) in self._in_flight:
             self._blame(node, "a tensor that is on its way already")
             raise StaleGeneration("this tensor is on its way already")
-        room = machine.early_room(tensor)
-        if room is not None and size_bytes > room - self._early_bytes[node]:
+        if not machine.is_early(tensor):
+            return
+        room = machine.early_room(tensor, self._early_bytes.get(node, {}))
+        if room is not None and size_bytes > room:
             error = LimitExceeded(
-                f"{size_text(size_bytes)} for a step that has not begun, and there is room for "
-                f"{size_text(room - self._early_bytes[node])} of this worker",
+                f"{size_text(size_bytes)} for a step that is to begin later, and there is room for "
+                f"{size_text(max(room, 0))} of this worker",
                 next_step="Run fewer steps at once",
             )
             self._shell.feed(ev.TensorLost(push.plan, push.step, error))
@@ -58,15 +60,21 @@ class ArrivingTensors:
     def begin(self, push: Push, node: str, size_bytes: int) -> None:
         """Note that the bytes come from now on."""
         machine = self._shell.machine
-        early = machine is not None and machine.early_room(arriving(node, push)) is not None
+        early = size_bytes > 0 and machine is not None and machine.is_early(arriving(node, push))
         self._in_flight[_key(push)] = node, size_bytes if early else 0
-        self._early_bytes[node] += size_bytes if early else 0
+        if early:
+            self._early_bytes.setdefault(node, Counter())[push.plan, push.step] += size_bytes
 
     def end(self, push: Push) -> None:
         """Note that all have come, or that no more do."""
         node, early_bytes = self._in_flight.pop(_key(push))
-        self._early_bytes[node] -= early_bytes
-        if not self._early_bytes[node]:
+        if not early_bytes:
+            return
+        coming, step = self._early_bytes[node], (push.plan, push.step)
+        coming[step] -= early_bytes
+        if not coming[step]:
+            del coming[step]
+        if not coming:
             del self._early_bytes[node]
 
 

@@ -16,7 +16,7 @@ plans of its earlier epochs: their state can be copied and they can be dropped, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from itertools import islice
 from typing import Any
 
@@ -159,10 +159,14 @@ class WorkerState:
         """Why a tensor whose bytes are to come is not taken."""
         return self._steps.unwanted(tensor)
 
-    def early_room(self, tensor: Arriving) -> int | None:
-        """How many bytes of tensors its sender may have here for steps that have not begun; None if its step has."""
-        begun = self._plans.step(tensor.plan, tensor.step) is not None
-        return None if begun else self._steps.early.room(tensor.node)
+    def is_early(self, tensor: Arriving) -> bool:
+        """Whether its step has not begun here."""
+        return self._plans.step(tensor.plan, tensor.step) is None
+
+    def early_room(self, tensor: Arriving, coming: Mapping[tuple[PlanKey, int], int]) -> int | None:
+        """How many bytes more its sender may have here for a step that has not begun, beside those that are coming, by
+        step; None for as many as it takes."""
+        return self._steps.early.room(tensor.node, (tensor.plan, tensor.step), coming)
 
     def needed(self) -> Collection[str]:
         """The nodes to stay linked to: the coordinator, and the workers that plans here send to or receive from."""

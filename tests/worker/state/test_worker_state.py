@@ -385,10 +385,11 @@ def test_wait_time_runs_from_the_run_to_the_last_input() -> None:
 def test_pushes_before_their_run_are_bounded_and_the_run_is_refused_rather_than_hung() -> None:
     drive = Driver(bounds=Bounds(early_bytes_max=10))
     drive.deployed(deploy(part(0, [EDGE_IN, edge(9, 1)], [TO_COORD])))
-    assert drive.push(0, 0, SMALL) == []
-    assert drive.push(0, 1, big("x")) == [ev.Release(big("x")), ev.Release(SMALL)]
-    assert isinstance(one(ev.Refuse, drive.run()).error, LimitExceeded)
-    assert drive.push(0, 0, SMALL, step=1) == [], "the room is free again"
+    assert drive.push(0, 0, big("x")) == [], "the first step needs it"
+    assert drive.push(0, 0, SMALL, step=1) == []
+    assert drive.push(0, 1, big("x"), step=1) == [ev.Release(big("x")), ev.Release(SMALL)]
+    assert isinstance(one(ev.Refuse, drive.run(step=1)).error, LimitExceeded)
+    assert drive.push(0, 0, SMALL, step=2) == [], "the room is free again"
 
 
 @pytest.mark.parametrize("key", [PlanKey(6, 1), PlanKey(7, 5)])
