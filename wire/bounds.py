@@ -491,14 +491,14 @@ EARLY_TENSORS = Bound(
     "worker",
     "Tensors for steps that have not begun here, beside what each sender has for the first of them.",
     REFUSES,
-    "The step is refused with LimitExceeded.",
+    "The step is refused with LimitExceeded. Where an eighth of the worker's memory is more, so much is taken.",
     most=GIB,
 )
 EARLY_OF_ONE = Bound(
     "worker",
     "The same, of one sender. Where the room of all is full, the sender that has most gives way.",
     REFUSES,
-    "As there.",
+    "As there, and half as much.",
     most=GIB // 2,
 )
 EARLY_REFUSED = Bound(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from wire.bounds import EARLY_COUNT, EARLY_OF_ONE, EARLY_TENSORS, FETCHES, GRAPHS
 from wire.timeouts import DEFAULT_TIMEOUTS
 
+EARLY_SHARE = 8  # part of a worker's memory for early tensors, where that is more than their bounds
 BEGAN_S = 0.005  # far below any time after which a worker counts as silent or stuck
 
 

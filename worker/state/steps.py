@@ -18,6 +18,7 @@ from wire.protocol.messages import Began, PartRun, PlanKey
 from wire.timeouts import SILENT
 
 from . import events as ev
+from .bounds import EARLY_SHARE
 from .carried_state import Output, Slot
 from .device_queue import DeviceQueue, Entry
 from .early_tensors import EarlyTensors
@@ -66,7 +67,11 @@ class Steps:
         self._next_number = shared.next_number
         bounds = shared.bounds
         self._report_begun_after_s = bounds.report_begun_after_s
-        self.early = EarlyTensors(bounds.early_bytes_max, bounds.early_tensors_max, bounds.early_bytes_of_one_max)
+        self.early = EarlyTensors(
+            max(bounds.early_bytes_max, bounds.memory_bytes // EARLY_SHARE),
+            bounds.early_tensors_max,
+            max(bounds.early_bytes_of_one_max, bounds.memory_bytes // (2 * EARLY_SHARE)),
+        )
         self.lost_links = LostLinks(shared.bounds.lost_link_grace_s)
         self.runs: dict[int, Entry] = {}
         self.requests: dict[int, tuple[PlanKey, int]] = {}  # of Runs that are not answered yet

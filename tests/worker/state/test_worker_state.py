@@ -392,6 +392,15 @@ def test_pushes_before_their_run_are_bounded_and_the_run_is_refused_rather_than_
     assert drive.push(0, 0, SMALL, step=2) == [], "the room is free again"
 
 
+def test_a_worker_with_more_memory_has_more_room_for_pushes_before_their_run() -> None:
+    size_bytes = ev.size_bytes_of(big("x"))
+    for memory_bytes, refused in ((16 * size_bytes, False), (16 * size_bytes - 16, True)):
+        drive = Driver(bounds=Bounds(early_bytes_max=1, early_bytes_of_one_max=1, memory_bytes=memory_bytes))
+        drive.deployed(deploy(part(0, [EDGE_IN], [TO_COORD])))
+        assert drive.push(0, 0, big("x")) == []
+        assert drive.push(0, 0, big("y"), step=1) == [ev.Release(big("y"))] * refused
+
+
 @pytest.mark.parametrize("key", [PlanKey(6, 1), PlanKey(7, 5)])
 def test_stale_pushes_are_released(key: PlanKey) -> None:
     drive = Driver()
