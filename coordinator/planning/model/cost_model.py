@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import TypeVar
 
 from wire.cached_property import cached_property
@@ -115,6 +116,7 @@ class CostModel:
         self._links: dict[tuple[int, int], Link] = {}
         self.to_worker: list[Link] = [profiles.link(CLIENT, name) for name in names]
         self.to_client: list[Link] = [profiles.link(name, CLIENT) for name in names]
+        self._near = frozenset(number for number, name in enumerate(names) if name in profiles.near)
         self.sites: list[Site] = [(w, d.index) for w, worker in enumerate(profiles.workers) for d in worker.devices]
         check_devices(self.pinned, profiles)
         self._kinds, self.kind_of = self._kinds_of_units()
@@ -368,10 +370,11 @@ class CostModel:
     ) -> tuple[float, list[float]]:
         """The time at which the last output is back, and how long each worker computes."""
         sites = len(self.sites)
-        inputs_s = {worker: self.to_worker[worker].seconds(size) for worker, size in traffic.input_bytes.items()}
+        inputs_s = self._inputs_seconds(traffic.input_bytes)
         free_s = [0.0] * sites
         busy_s = [0.0] * len(self.profiles.workers)
         arrived_s: dict[tuple[PartKey, int], float] = {}  # (part, worker) -> when its results are there
+        returned: list[tuple[float, int, int]] = []
         end_s = 0.0
         for key in order:
             site = key % sites
@@ -383,10 +386,30 @@ class CostModel:
             busy_s[worker] += part_s[key]
             for target, size in traffic.sends.get(key, {}).items():
                 arrived_s[key, target] = finish_s + self.link(worker, target).seconds(size)
-            size_back = traffic.returned.get(key)
-            back_s = finish_s if size_back is None else finish_s + self.to_client[worker].seconds(size_back)
+            end_s = max(end_s, finish_s)
+            if key in traffic.returned:
+                returned.append((finish_s, worker, traffic.returned[key]))
+        return max(end_s, self._back_seconds(returned)), busy_s
+
+    def _inputs_seconds(self, input_bytes: Mapping[int, int]) -> dict[int, float]:
+        """The time at which each worker has its inputs.  The client copies those of the workers on its machine one
+        after another."""
+        near_bytes = sum(size for worker, size in input_bytes.items() if worker in self._near)
+        return {
+            worker: self.to_worker[worker].seconds(near_bytes if worker in self._near else size)
+            for worker, size in input_bytes.items()
+        }
+
+    def _back_seconds(self, returned: Sequence[tuple[float, int, int]]) -> float:
+        """The time at which the client has the last of what is returned: (when it is made, worker, bytes) each.  It
+        copies what the workers of its machine return one after another."""
+        end_s = free_s = 0.0
+        for finish_s, worker, size in sorted(returned, key=itemgetter(0)):
+            link, near = self.to_client[worker], worker in self._near
+            back_s = (max(finish_s, free_s) if near else finish_s) + link.seconds(size)
+            free_s = back_s - link.latency_s if near else free_s
             end_s = max(end_s, back_s)
-        return end_s, busy_s
+        return end_s
 
     def _memory(
         self, keys: Sequence[PartKey], order: Sequence[PartKey], traffic: _Traffic

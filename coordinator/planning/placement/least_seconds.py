@@ -3,7 +3,8 @@
 A call takes no less than its busiest device computes, no less than all devices would if they shared the work evenly,
 and no less than one chain of units takes, each of which reads the one before: computing them where they are, and
 sending what crosses from worker to worker.  The chain is the longest by what units take where they are fastest; there
-are units that have no worker yet.
+are units that have no worker yet.  Where all workers are on the client's machine, a chain that begins with an input
+waits for all inputs, which the client copies one after another.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class LeastSeconds:
         self._chain_bytes = np.array([model.index.out_bytes[unit] for unit in self._chain], np.float64)
         self._left_s = _sums_from(self._least_s)
         self._chain_left_s = _sums_from(self._least_s[self._chain])
+        self._fed_s = self._feeding_s()
 
     def of(self, assignment: Assignment) -> float:
         """No more than `CostModel.predict` says for all units, the first of them assigned so."""
@@ -38,7 +40,7 @@ class LeastSeconds:
         kinds, placed = self._kind_of[:count], int(np.searchsorted(self._chain, count))
         busy_s = np.bincount(self._sites[workers, kinds], self._seconds[workers, kinds])
         evenly_s = (busy_s.sum() + self._left_s[count]) / len(self._model.sites)
-        chain_s = self._chain_s(workers[self._chain[:placed]]) + self._chain_left_s[placed]
+        chain_s = self._fed_s + self._chain_s(workers[self._chain[:placed]]) + self._chain_left_s[placed]
         return max(float(busy_s.max()), float(evenly_s), float(chain_s)) * (1 - ROUNDING)
 
     def _chain_s(self, workers: NDArray[np.int64]) -> float:
@@ -51,6 +53,16 @@ class LeastSeconds:
         per_byte_s = np.array([1.0 / link.bytes_per_s for link in links])
         sending_s = latency_s[way] + self._chain_bytes[before] * per_byte_s[way]
         return float(self._seconds[workers, self._kind_of[self._chain[: len(workers)]]].sum() + sending_s.sum())
+
+    def _feeding_s(self) -> float:
+        """What passes before the chain may begin."""
+        index, profiles = self._model.index, self._model.profiles
+        near = all(worker.node_id in profiles.near for worker in profiles.workers)
+        if not near or not any(leaf in index.inputs for leaf in index.leaves[self._chain[0]]):
+            return 0.0
+        read = {leaf for leaves in index.leaves for leaf in leaves if leaf in index.inputs}
+        size = sum(index.leaf_bytes[leaf] for leaf in read)
+        return min(link.seconds(size) for link in self._model.to_worker)
 
     def _longest_chain(self) -> NDArray[np.int64]:
         least_s = self._least_s.tolist()

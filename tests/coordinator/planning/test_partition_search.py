@@ -158,15 +158,7 @@ def test_no_more_is_sent_than_between_equal_slices_for_as_many_workers(program: 
             used = len(set(assignment))
             assert strategy == "auto" or used == count
             slices = [unit * used // len(assignment) for unit in range(len(assignment))]
-            assert cut_bytes(model, assignment) <= cut_bytes(model, slices), (strategy, count)
-
-
-def cut_bytes(model: CostModel, assignment: Assignment) -> int:
-    """What goes from worker to worker, once to each that reads it."""
-    readers = ({assignment[unit] for unit in consumers} for consumers in model.index.consumers)
-    return sum(
-        size * len(others - {own}) for size, others, own in zip(model.index.out_bytes, readers, assignment, strict=True)
-    )
+            assert model.predict(assignment).cut_bytes <= model.predict(slices).cut_bytes, (strategy, count)
 
 
 def test_one_worker_gets_a_graph_of_any_depth() -> None:

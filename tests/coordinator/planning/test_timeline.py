@@ -33,6 +33,17 @@ def test_a_plan_takes_about_what_was_predicted_and_more_where_devices_are_slow(s
         assert timeline(plan, profiles, lambda part: 10 * part.seconds).seconds > found.seconds
 
 
+def test_what_the_client_copies_for_workers_of_its_machine_is_copied_one_after_another() -> None:
+    """The search for a plan counts it as the timeline does."""
+    builder = GraphBuilder()
+    rows = [builder.input(f"x{number}", (1 << 18,), F32) for number in range(4)]
+    graph = builder.build([builder.add("exp", row) for row in rows])
+    profiles = near(*(worker(n, device(0, 1e-3, 1e-3)) for n in range(2)))
+    for strategy in ("single", "pipeline", "auto"):
+        plan = make_plan(graph, profiles, strategy)
+        assert timeline(plan, profiles).seconds == pytest.approx(plan.seconds, rel=1e-9), strategy
+
+
 def test_a_device_does_one_thing_at_a_time_and_nothing_before_what_it_needs() -> None:
     rng = np.random.default_rng(6)
     for seed in range(20):
