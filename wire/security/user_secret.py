@@ -20,6 +20,7 @@ from ..system.private_folder import private_folder, state_root
 SECRET_BYTES = 32
 SECRET_FOLDER = "@user"  # beside the folders of meshes, none of which begins with @
 SECRET_FILE = "secret"
+ELSE = "Set XDG_STATE_HOME to a folder that you may write in"  # one folder for a user: no --state-dir moves it
 _FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 
@@ -29,7 +30,7 @@ def new_secret() -> bytes:
 
 def user_secret() -> bytes:
     """This user's secret, made now if there is none; ConfigError if it cannot be kept from others.  It reads files."""
-    folder = private_folder(state_root() / SECRET_FOLDER)
+    folder = private_folder(state_root() / SECRET_FOLDER, ELSE)
     path = folder / SECRET_FILE
     if not path.exists():
         with FileLock(folder / "lock"):
@@ -45,7 +46,7 @@ def _write(path: Path) -> None:
         raise ConfigError(
             f"cannot write {path}, by which your nodes know each other",
             cause=str(error),
-            next_step="Set XDG_STATE_HOME to a folder that you may write in",
+            next_step=ELSE,
         ) from None
 
 

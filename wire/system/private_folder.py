@@ -35,8 +35,8 @@ def data_root() -> Path:
     return platformdirs.user_data_path(APP, appauthor=False)
 
 
-def private_folder(path: Path) -> Path:
-    """Make a folder, and those above it that are missing, for this user alone.
+def private_folder(path: Path, else_do: str = "Name another one: --state-dir DIR") -> Path:
+    """Make a folder, and those above it that are missing, for this user alone; `else_do` is what to do if not.
 
     Raises
     ------
@@ -46,9 +46,7 @@ def private_folder(path: Path) -> Path:
     try:
         make_private(path)
     except OSError as error:
-        raise ConfigError(
-            f"cannot make the folder {path}", cause=str(error), next_step="Name another one: --state-dir DIR"
-        ) from None
+        raise ConfigError(f"cannot make the folder {path}", cause=str(error), next_step=else_do) from None
     check_private(path)
     return path
 

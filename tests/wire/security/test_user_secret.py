@@ -39,6 +39,13 @@ def test_many_processes_that_need_it_first_have_the_same(file: Path) -> None:
     assert told == {file.read_bytes().hex()}
 
 
+def test_where_there_is_no_place_for_it_the_advice_is_one_that_moves_it(file: Path) -> None:
+    file.parents[2].write_bytes(b"no folder")
+    with pytest.raises(ConfigError, match="cannot make the folder") as raised:
+        user_secret()
+    assert "XDG_STATE_HOME" in raised.value.next_step and "--state-dir" not in raised.value.next_step
+
+
 @posix
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o666])
 def test_one_that_others_could_read_is_not_believed(file: Path, mode: int) -> None:
