@@ -218,7 +218,7 @@ class ModelStore:
         """
         model = _named(name)
         folder = self._place(model, revision)
-        if not folder.is_dir():
+        if not os.path.isdir(folder):  # of a name that is too long, too
             return None
         notes = _notes(folder)
         if notes is None and (folder / OWN).exists():
@@ -541,7 +541,7 @@ def _notes(folder: Path) -> dict[str, Any] | None:
         files = {path: {"size_bytes": int(file["size_bytes"]), "checksum": str(file["checksum"])}
                  for path, file in notes["files"].items()}  # fmt: skip
         return {"revision": str(notes["revision"]), "files": files}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
 
 

@@ -47,14 +47,26 @@ def _while(equation: Equation, *operands: Array) -> Sequence[Array]:
     for_test, for_body = operands[:tests], operands[tests : tests + bodies]
     init = tuple(operands[tests + bodies :])
 
-    def test(carry: tuple[Array, ...]) -> Array:
+    def going(carry: tuple[Array, ...]) -> Array:
         (holds,) = equation.closed(equation["cond_jaxpr"], (*for_test, *carry))
         return holds
 
     def body(carry: tuple[Array, ...]) -> tuple[Array, ...]:
         return tuple(equation.closed(equation["body_jaxpr"], (*for_body, *carry)))
 
-    return list(while_loop(test, body, init))
+    def going_bodies(carry: tuple[Array, ...]) -> tuple[Array, ...]:
+        holds, pairs = going(carry), zip(body(carry), carry, strict=True)
+        return tuple([mnp.where(_leading(holds, new.ndim), new, old) for new, old in pairs])
+
+    if equation["cond_jaxpr"].out_avals[0].shape:  # a batch of loops, which goes on until the last one ends
+        return list(while_loop(lambda carry: mnp.any(going(carry)), going_bodies, init))
+
+    return list(while_loop(going, body, init))
+
+
+def _leading(mask: Array, rank: int) -> Array:
+    """A mask of the first axes of arrays of this rank."""
+    return mnp.reshape(mask, (*mask.shape, *[1] * (rank - mask.ndim)))
 
 
 def _scan(equation: Equation, *operands: Array) -> Sequence[Array]:

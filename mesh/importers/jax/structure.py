@@ -11,7 +11,7 @@ from wire.ir.dtypes import BOOL, I32, dtype_of
 
 from ... import numpy as mnp
 from ...core.array import Array, apply
-from ...numpy.promotion import asarray, cast
+from ...numpy.promotion import asarray, cast, extreme
 from .rows import Equation, Row
 
 
@@ -65,6 +65,17 @@ def _iota(equation: Equation, *_: Array) -> Array:
 
 def _reduce(op: str) -> Row:
     return lambda equation, x: apply(op, x, axes=equation.ints("axes"))
+
+
+def _extreme(op: str, high: bool) -> Row:
+    """The largest or the smallest; of nothing, what all others are beyond."""
+
+    def row(equation: Equation, x: Array) -> Array:
+        if x.size:
+            return apply(op, x, axes=equation.ints("axes"))
+        return asarray(np.full(equation.type.shape, extreme(x.type.dtype, high), x.type.dtype.numpy))
+
+    return row
 
 
 def _reduce_bits(op: str, first: int = 0, of_bools: str = "") -> Row:
@@ -134,8 +145,8 @@ ROWS: dict[str, Row] = {
     "iota": _iota,
     "pad": _pad,
     "reduce_and": _reduce_bits("and", -1, "reduce_min"),
-    "reduce_max": _reduce("reduce_max"),
-    "reduce_min": _reduce("reduce_min"),
+    "reduce_max": _extreme("reduce_max", high=False),
+    "reduce_min": _extreme("reduce_min", high=True),
     "reduce_or": _reduce_bits("or", of_bools="reduce_max"),
     "reduce_prod": _reduce("reduce_prod"),
     "reduce_sum": _reduce("reduce_sum"),

@@ -20,6 +20,7 @@ X = np.arange(10, dtype=np.float32)
 BITS = np.array([[6, 5, 12], [3, -1, 9]], np.int32)
 FAR = np.uint32(2**32 - 1)
 KEY = np.array([0, 7], np.uint32)
+W = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
 def uniform_of_each(key: Any) -> Any:
@@ -42,6 +43,14 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         (np.zeros((0, 2), np.int32),),
     ),
     "nothing is equal": (lambda x: [jnp.any(x), jnp.all(x), jnp.all(x, 1), jnp.allclose(x, x)], (X[:0, None],)),
+    "the largest of nothing": (
+        lambda x: [lax.reduce_max(x, (0,)), lax.reduce_min(x, (0, 1)), jax.nn.logsumexp(x, 0)], (X[:0, None],),
+    ),
+    "a batch of loops": (
+        jax.vmap(lambda x, n: lax.while_loop(lambda at: at[0] < n, lambda at: (2 * at[0] + 1, at[1] - at[0]), (x, W))),
+        (X[:4], np.array([3, 1, 50, -1], np.float32)),
+    ),
+    "a batch of no loops": (jax.vmap(lambda n: lax.fori_loop(0, n, lambda i, s: s + i, 0)), (np.zeros(0, np.int32),)),
     "bools": (lambda x, y: [jnp.dot(x, y), jnp.outer(x, y), jnp.maximum(x, y), jnp.clip(x, y, x)], (X > 4, X > 6)),
     "halves are rounded away from zero": (
         lax.round, (np.array([8388609, 0.49999997, -0.49999997, 0.5, 2.5, -2.5, 1e10, np.inf, np.nan], np.float32),),

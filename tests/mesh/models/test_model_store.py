@@ -358,6 +358,19 @@ def test_an_empty_text_is_no_model_and_not_the_folder_of_the_process(
     assert mesh.load(".").weights
 
 
+def test_notes_that_are_damaged_are_none(tmp_path: Path) -> None:
+    folder, file = (
+        tmp_path / "org" / "name",
+        '{"revision": "r", "files": {"x": {"size_bytes": 1e400, "checksum": "x"}}}',
+    )
+    folder.mkdir(parents=True)
+    for notes in (file, "[" * 100_000, "[]"):
+        (folder / ".pulled").write_text(notes)
+        assert ModelStore(tmp_path).find("org/name") == folder
+        assert [model.revision for model in ModelStore(tmp_path).models()] == [""]
+    assert ModelStore(tmp_path).find("o" * 300 + "/name") is None
+
+
 @pytest.mark.parametrize("text", ["x" * 5000, "org/" + "x" * 5000])
 def test_a_text_that_is_too_long_for_a_path_is_an_input_error(text: str) -> None:
     with pytest.raises(InputError, match="cannot be a path"):
