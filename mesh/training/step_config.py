@@ -102,15 +102,15 @@ class Recipe:
         for name, least in (("accumulate", 1), ("shards", 0), ("bucket_bytes", 1)):
             if type(getattr(self, name)) is not int or getattr(self, name) < least:
                 raise InputError(f"{name} is an int of at least {least}, not {getattr(self, name)!r}")
-        if self.shards and (self.compression or self.accumulate > 1):
-            raise InputError(
-                "deterministic training neither compresses gradients nor accumulates them",
-                next_step="Make the batch larger: its shards are computed one after the other",
-            )
         if self.staged and (self.shards or self.compression):
             raise InputError(
                 "stages of a pipeline exchange no shards, and their gradients are not compressed",
                 next_step="Leave out deterministic and compression, or choose DataParallel()",
+            )
+        if self.shards and (self.compression or self.accumulate > 1):
+            raise InputError(
+                "deterministic training neither compresses gradients nor accumulates them",
+                next_step="Make the batch larger: its shards are computed one after the other",
             )
         if self.updates and self.clip is not None:
             raise InputError(

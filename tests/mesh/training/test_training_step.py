@@ -168,6 +168,11 @@ def test_wrong_arguments_are_named(wrong: dict[str, Any], said: str) -> None:
         train()
 
 
+def test_a_pipeline_s_micro_batches_are_not_called_accumulation() -> None:
+    with pytest.raises(InputError, match="stages of a pipeline exchange no shards"):
+        Recipe(loss, optim.sgd(0.1), shards=8, accumulate=2, staged=True)
+
+
 # -- data
 
 
