@@ -667,7 +667,7 @@ HTTP_CONNECTIONS = Bound(
     "server",
     "Connections of HTTP clients.",
     REFUSES,
-    "The new connection is closed.",
+    "The new connection is closed. So it is where connections have half of the files that the process may open.",
     unit="connections",
     most=1024,
 )

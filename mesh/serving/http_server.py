@@ -22,6 +22,7 @@ from wire.deadlines import HTTP_BODY, HTTP_HEADERS, HTTP_LINGER, HTTP_READER, De
 from wire.errors import ConfigError
 from wire.link.address_policy import is_loopback
 from wire.security.tls import TLSContext
+from wire.system.open_file_limit import open_files_max
 from wire.system.steady_log import steady_logger
 from wire.units import size_text
 
@@ -111,7 +112,9 @@ class HttpServer:
 
     def _protocol(self) -> asyncio.Protocol:
         """What reads a new connection; one too many is closed."""
-        if len(self._server.connections) >= self._listening.connections_max:
+        # Without a file for one more, asyncio tries it again and again and logs each time, until nothing else runs.
+        most = min(self._listening.connections_max, open_files_max() // 2)
+        if len(self._server.connections) >= most:
             return _Refused()
         return _Connection(
             self._listening.linger_s,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 
 WANTED = (65_536, 10_240)  # the most that is asked for, as some systems allow a billion; and what macOS gives at most
 
@@ -23,3 +24,13 @@ def allow_open_files() -> None:
             return
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def open_files_max() -> int:
+    """How many files this process may have open now."""
+    try:
+        import resource
+    except ImportError:
+        return sys.maxsize
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import ssl
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -28,6 +29,7 @@ from mesh.serving.routes import ROUTES, Route
 from wire.deadlines import HTTP_BODY
 from wire.security.certificates import certificate_pem, new_authority, new_key
 from wire.security.tls import web_context
+from wire.system.open_file_limit import allow_open_files, open_files_max
 
 Reply = tuple[int, dict[str, str], bytes]
 SOON_S = 60.0  # a hang, and not a busy machine
@@ -191,6 +193,40 @@ async def test_so_many_connections_are_held() -> None:
         assert again[0] == 200
         for _, writer in held[1:]:
             writer.close()
+
+
+FEW_FILES = """
+import asyncio, resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
+from mesh.serving.http_server import HttpServer, Listening
+from mesh.serving.model_server import Served
+async def serve():
+    print(await HttpServer(Served(), Listening()).start(), flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+asyncio.run(serve())
+"""
+
+
+async def test_connections_leave_a_process_files_for_all_else() -> None:
+    pytest.importorskip("resource")
+    allow_open_files()
+    if open_files_max() < 2000:
+        pytest.skip("this process may not open as many files")
+    pipe = asyncio.subprocess.PIPE
+    server = await asyncio.create_subprocess_exec(sys.executable, "-c", FEW_FILES, stdin=pipe, stdout=pipe, stderr=pipe)
+    assert server.stdin is not None and server.stdout is not None
+    port = int(await server.stdout.readline())
+    held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(1100)]
+    refused = [reader for reader, _ in held[1024:]]
+    with contextlib.suppress(ConnectionError):
+        assert [await asyncio.wait_for(reader.read(), SOON_S) for reader in refused] == [b""] * len(refused)
+    held[0][1].write(f"GET /health HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
+    assert (await read_reply(held[0][0]))[0] == 200
+    server.stdin.write(b"\n")
+    _, said = await server.communicate()
+    assert not said, said.decode()[:2000]
+    for _, writer in held:
+        writer.close()
 
 
 async def test_keys_are_asked_for_and_hold_from_the_next_request_on(tmp_path: Path) -> None:
