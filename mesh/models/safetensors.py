@@ -22,6 +22,7 @@ from wire.ir.dtypes import BF16, BOOL, C64, F16, F32, F64, I8, I16, I32, I64, U8
 from wire.system.replaced_file import replaced_file
 
 from ..util.annotation_checks import checked
+from ..util.file_bytes import file_bytes
 
 DTYPES: dict[str, DType] = {
     "BOOL": BOOL, "I8": I8, "I16": I16, "I32": I32, "I64": I64, "U8": U8, "U16": U16, "U32": U32, "U64": U64,
@@ -70,12 +71,7 @@ def load_safetensors(path: str | Path, mmap: bool = True) -> dict[str, NDArray[A
     [0. 1. 2.]
     """
     file = Path(path)
-    try:
-        data: NDArray[np.uint8] = np.memmap(file, np.uint8, "r") if mmap else np.fromfile(file, np.uint8)
-    except FileNotFoundError:
-        raise InputError(f"{file} does not exist") from None
-    except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
-        raise InputError(f"{file} cannot be read as a safetensors file: {error}") from error
+    data = file_bytes(file, "a safetensors file", mmap)
     header, body = _header(data, file)
     tensors = {name: _tensor(name, entry, body, file) for name, entry in header.items() if name != _METADATA}
     _check_no_gaps(header, body, file)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from wire.errors import InputError, Unsupported
 from wire.units import need_text, room_text
 
+from ...util.file_bytes import file_bytes
 from .blocks import BLOCKS, UNKNOWN, Block
 
 MAGIC = b"GGUF"
@@ -64,12 +65,7 @@ def read(path: Path) -> File:
     Unsupported
         If it has a version or types of tensors that are not known; it names them.
     """
-    try:
-        data: NDArray[np.uint8] = np.memmap(path, np.uint8, "r")
-    except FileNotFoundError:
-        raise InputError(f"{path} does not exist") from None
-    except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
-        raise InputError(f"{path} cannot be read as a GGUF file: {error}") from None
+    data = file_bytes(path, "a GGUF file")
     at = _Cursor(path, data)
     if at.take(4).tobytes() != MAGIC:
         raise InputError(f"{path} is no GGUF file: it begins with {bytes(data[:4])!r}")

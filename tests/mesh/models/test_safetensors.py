@@ -1,6 +1,7 @@
 """Safetensors files: what the reference package writes is read, and what is written it reads; damage is named."""
 
 import json
+import os
 import resource
 from pathlib import Path
 from typing import Any
@@ -150,3 +151,11 @@ def test_missing_and_unreadable_files_are_named(tmp_path: Path) -> None:
             mesh.load_safetensors(tmp_path / "short")
     with pytest.raises(InputError, match="cannot be read"):
         mesh.load_safetensors(tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
+@pytest.mark.parametrize("name", ["model.safetensors", "model.gguf"])
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(InputError, match="no regular file"):
+        mesh.load(tmp_path / name) if name.endswith("gguf") else mesh.load_safetensors(tmp_path / name)
