@@ -50,7 +50,7 @@ from .warm_up import first_of
 log = steady_logger("graph_mesh.coordinator")
 T = TypeVar("T")
 
-PLANS_REMEMBERED, PLANS_BYTES = 64, 64 << 20
+PLANS_REMEMBERED, PLANS_BYTES = 64, 32 << 20
 LOOK_S = 5.0
 SETTLE_S = 0.5  # changes come in bursts, and a death has its recovery to be carried out first
 _PLANNING = ThreadPoolExecutor(4, "plan")
