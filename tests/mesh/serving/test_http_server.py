@@ -217,9 +217,9 @@ async def test_connections_leave_a_process_files_for_all_else() -> None:
     assert server.stdin is not None and server.stdout is not None
     port = int(await server.stdout.readline())
     held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(1100)]
-    refused = [reader for reader, _ in held[1024:]]
-    with contextlib.suppress(ConnectionError):
-        assert [await asyncio.wait_for(reader.read(), SOON_S) for reader in refused] == [b""] * len(refused)
+    for reader, _ in held[1024:]:
+        with contextlib.suppress(ConnectionError):  # or it was reset
+            assert await asyncio.wait_for(reader.read(), SOON_S) == b""
     held[0][1].write(f"GET /health HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
     assert (await read_reply(held[0][0]))[0] == 200
     server.stdin.write(b"\n")
