@@ -2,8 +2,9 @@
 
 It is a process of its own, on this machine or at the other end of ssh, and speaks JSON lines: its job on stdin first,
 then orders; on stdout what happens.  When stdin closes, because the launcher died or the network did, it ends its
-ranks.  However it goes, nothing of them is left: no process, no folder, no shared memory.  Only an agent that is itself
-ended by SIGKILL leaves its ranks, which go on; the next agent removes its folder.
+ranks.  However it goes, nothing of them is left: no process, no folder, no shared memory.  If the agent itself is ended
+by SIGKILL, ranks that have called `mesh.init` end by themselves (`agent_watch.py`), others do not, and the next agent
+removes the folders.
 
     <- {"command": [...], "folder": "", "ranks": {"2": {"MESH_RANK": "2", ...}}, "passport": {...}, "grace_s": 5}
     -> {"rank": 2, "stream": "out", "line": "..."}    -> {"rank": 2, "exit": 0}    -> {"error": "..."}

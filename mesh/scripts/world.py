@@ -16,6 +16,7 @@ from wire.errors import ConfigError
 from wire.system.shared_memory import SharedDir
 
 from ..util.did_you_mean import names_checked
+from .agent_watch import watch
 from .rendezvous import Meeting, Note
 from .settings import RankSettings, rank_settings
 
@@ -222,6 +223,7 @@ def _begin(settings: RankSettings) -> World:
     from .rank_certificates import passport
 
     host = settings.hosts[settings.rank] if settings.hosts else ""
+    watch(Path(settings.meeting).absolute())
     meeting = Meeting(Path(settings.meeting).absolute(), settings.rank, host)
     several = len({*settings.hosts}) > 1
     door = Door(passport(meeting.path), settings.hosts, settings.rank) if several else None

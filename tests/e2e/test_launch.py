@@ -50,6 +50,15 @@ except KeyboardInterrupt:
     print("told")
     sys.exit(9)
 """
+MEETS_AND_WAITS = """
+import os, subprocess, sys, time
+import mesh
+
+mesh.init()
+child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(1000)"])
+print(os.getppid(), os.getpid(), child.pid)
+time.sleep(1000)
+"""
 FAILS = "import os, sys, time\nif os.environ['MESH_RANK'] == '1': sys.exit(7)\ntime.sleep(1000)\n"
 BY_HAND = """
 import os, sys
@@ -149,6 +158,31 @@ def test_a_launch_that_is_stopped_leaves_nothing_behind(tmp_path: Path, script: 
     if not killed:
         events = [json.loads(line) for line in lines.read_text().splitlines()[2:]]
         assert sorted((each["rank"], each["line"]) for each in events) == [(0, "told"), (1, "told")]
+
+
+def test_ranks_end_with_what_they_started_when_their_agent_is_killed(tmp_path: Path, script: Path) -> None:
+    script.write_text(MEETS_AND_WAITS)
+    launch = subprocess.Popen(
+        command("coord", "launch", "-n", "2", "--json", str(script)),
+        env=environment(tmp_path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert launch.stdout is not None
+    lines = [json.loads(launch.stdout.readline())["line"].split() for _ in range(2)]
+    (agent,) = {int(agent) for agent, *_ in lines}
+    started = [int(pid) for _, *pids in lines for pid in pids]
+    assert len(started) == 4
+    assert all(map(runs, started))
+    os.kill(agent, signal.SIGKILL)
+    try:
+        wait_for(lambda: not any(map(runs, started)))
+    finally:
+        for pid in filter(runs, started):
+            os.kill(pid, signal.SIGKILL)
+    assert "the agent of rank 0, 1 ended, on localhost" in launch.communicate(timeout=COMES_TRUE_S)[1]
+    assert launch.returncode == UNREACHABLE
 
 
 @pytest.fixture

@@ -38,6 +38,7 @@ from .atomic_files import WRITING
 MEMORY_FOLDER = Path("/dev/shm")
 MEMORY_BYTES_MIN = 512 * MIB  # containers often get 64 MiB there; files on disk are then the better choice
 PIECE_BYTES = MIB
+LOOK_S = 0.5  # from one look whether another process has ended to the next
 NEW_S = 30.0  # a directory without a lock is being made; after this long its maker is dead
 
 T = TypeVar("T")
@@ -185,8 +186,25 @@ class SharedDir:
     def lives(path: Path) -> bool:
         """Whether this is a directory of this user's whose maker runs, and has not closed it."""
         with contextlib.suppress(OSError):
-            return bool(_DIR_NAME.fullmatch(path.name)) and _is_ours(path) and _is_alive(path)
+            return SharedDir.is_one(path) and _is_ours(path) and _is_alive(path)
         return False
+
+    @staticmethod
+    def is_one(path: Path) -> bool:
+        """Whether a path is that of such a directory by its name, whatever became of it."""
+        return bool(_DIR_NAME.fullmatch(path.name))
+
+    @staticmethod
+    def wait_for_end(path: Path) -> None:
+        """Wait until the maker of a directory of this user's has ended.  The lock file stays open meanwhile: programs
+        that clean the temporary folder may remove it while its maker runs."""
+        with contextlib.suppress(FileNotFoundError):  # its maker has ended, and others swept
+            lock = os.open(path / _LOCK, os.O_RDWR | _NO_LINKS)
+            try:
+                while not _hold(lock):
+                    time.sleep(LOOK_S)
+            finally:
+                os.close(lock)
 
     @staticmethod
     def sweep(base: Path | None = None) -> int:
