@@ -491,7 +491,8 @@ EARLY_TENSORS = Bound(
     "worker",
     "Tensors for steps that have not begun here, beside what each sender has for the first of them.",
     REFUSES,
-    "The step is refused with LimitExceeded. Where an eighth of the worker's memory is more, so much is taken.",
+    "The step is refused with QueueFull, and its call or session tries again. Where an eighth of the worker's memory "
+    "is more, so much is taken.",
     most=GIB,
 )
 EARLY_OF_ONE = Bound(

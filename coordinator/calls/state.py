@@ -40,6 +40,7 @@ from wire.errors import (
     NodeLost,
     OutOfMemory,
     PoisonTask,
+    QueueFull,
 )
 from wire.timeouts import DEFAULT_TIMEOUTS
 from wire.units import counted
@@ -130,6 +131,7 @@ class _Call:
     crashes: dict[str, int] = field(default_factory=dict)  # by node
     alone: Wait = field(default_factory=Wait)  # for a node to run it on
     last_error: MeshError | None = None
+    seen_done: int = 0  # calls that were done when it found no room on a worker last
 
 
 class CoordinatorState(PlanLifecycle[_Plan]):
@@ -155,6 +157,7 @@ class CoordinatorState(PlanLifecycle[_Plan]):
         self._looked_s = -math.inf  # when it was seen last whether calls get on
         self._awake_s = -math.inf  # what was not seen before then may have happened while this process slept
         self._calls: dict[int, _Call] = {}
+        self._done = 0  # calls so far
         self._next_generation = 1
         self.story: deque[tuple[float, str]] = deque(maxlen=STORY_EVENTS_MAX)
         self._handlers |= {
@@ -586,6 +589,8 @@ class CoordinatorState(PlanLifecycle[_Plan]):
     def _when_not_run(self, plan: _Plan, event: RunFailed, now: float) -> list[Action]:
         self._tell(now, f"generation {event.generation} step {event.step} failed on {event.node}: {event.error}")
         call = self._calls[plan.steps[event.step].number]
+        if isinstance(event.error, QueueFull):
+            return self._without_room(plan, call, event, now)
         self._blame(call, event.node, event.work)
         elsewhere = self._short_of_memory([call], event.culprit or event.node, event.error)
         if event.error.retry or elsewhere:
@@ -593,8 +598,22 @@ class CoordinatorState(PlanLifecycle[_Plan]):
         plan.steps[event.step].ran.add(event.node)  # it needs no CancelStep
         return self._reject(call, event.error)
 
+    def _without_room(self, plan: _Plan, call: _Call, event: RunFailed, now: float) -> list[Action]:
+        """A worker had no room yet for what others sent it for a step.  The plan is good and its other steps go on, so
+        the call is tried again by it, for as long as calls get done meanwhile."""
+        rest = sorted(plan.nodes - self._end(plan, event.step).ran - {event.node})
+        del call.tries[plan.generation]
+        actions: list[Action] = [SendCancel(plan.generation, event.step, node) for node in rest]
+        if not call.tries:
+            if self._done > call.seen_done:
+                call.retry.excuse()
+            call.seen_done = self._done
+            actions += self._retry(call, event.error, now)
+        return [*actions, *self._retire_if_outdated(plan)]
+
     def _when_done(self, plan: _Plan, step: int, now: float) -> list[Action]:
         done = self._end(plan, step)
+        self._done += 1
         call = self._calls.pop(done.number)
         del call.tries[plan.generation]
         resolved = Resolve(call.call, plan.generation, done.outputs)

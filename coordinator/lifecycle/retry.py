@@ -7,6 +7,7 @@ from dataclasses import dataclass
 ATTEMPTS_MAX = 20  # in a row, before the work is given up
 PARK_S = 0.05  # the pause, doubled with every further failure: what fails at once is not hammered
 PARK_S_MAX = 1.0
+EXCUSED_MAX = ATTEMPTS_MAX // 2  # failures that may be excused; the pause is the longest before that
 
 
 @dataclass(slots=True)
@@ -20,6 +21,10 @@ class Retry:
         """Count a failure; whether the work is to be given up."""
         self.attempts += 1
         return self.attempts >= ATTEMPTS_MAX
+
+    def excuse(self) -> None:
+        """Take back a failure that came while other work got done: the pause grows, but not the way to giving up."""
+        self.attempts = min(self.attempts, EXCUSED_MAX)
 
     def park(self, now: float) -> None:
         """Wait before the next attempt, for longer after each failure but the first, which is tried again at once."""

@@ -10,6 +10,7 @@ from support.simulated.simulated import Job, simulate
 from coordinator.planning.model.profiles import CLIENT, LAN
 from coordinator.workers.link_table import RETRY_S_FIRST, ProbeResult
 from mesh.simulation.cluster import COORDINATOR, Cluster
+from mesh.simulation.engine_host import Device
 from mesh.simulation.virtual_network import Conditions
 
 
@@ -178,3 +179,16 @@ def test_workers_that_are_cut_off_from_each_other_while_they_work_go_on_through_
         assert not any(line for line in cluster.trace if " dead " in line)
 
     simulate(scenario)
+
+
+def test_calls_whose_tensors_come_long_before_their_step_begins_there_wait_for_room() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        job = Job.chain("pipeline")
+        assert await job.ask(cluster)
+        for name in cluster.names:
+            early = cluster._running(name).shell.machine._steps.early
+            early._bytes_max, early._bytes_of_one_max = 2048, 2048  # two tensors, beside the first
+        cluster.network.set_way(COORDINATOR, "sim-1", Conditions(delay_s=1.0))
+        assert all(await asyncio.gather(*(job.ask(cluster) for _ in range(40))))
+
+    simulate(scenario, devices=[Device(dispatch_s=0.001)] * 2)

@@ -34,7 +34,7 @@ from wire.bounds import (
     SESSION_AHEAD,
     WORKER_LOG,
 )
-from wire.errors import InputError, LimitExceeded, NodeLost
+from wire.errors import InputError, NodeLost, QueueFull
 from wire.protocol.messages import PlanKey
 from wire.standby.configuration import Ballot
 from wire.system.log_ring import LogRing
@@ -124,7 +124,7 @@ def test_tensors_that_are_early_are_counted() -> None:
     tensor = Inline("u8", (1,), b"a")
     assert not any(early.add(PLAN, 0, (0, slot), "node", tensor) for slot in range(EARLY_COUNT.most))
     assert early.add(PLAN, 1, (0, 0), "node", tensor) == [Release(tensor)]
-    assert isinstance(early.refusal(PLAN, 1), LimitExceeded) and early.refusal(PLAN, 0) is None
+    assert isinstance(early.refusal(PLAN, 1), QueueFull) and early.refusal(PLAN, 0) is None
     assert len(early.take(PLAN, 0)) == EARLY_COUNT.most
     assert early.add(PLAN, 2, (0, 0), "node", tensor) == [], "the room is free again"
 
@@ -137,8 +137,8 @@ def test_of_many_steps_without_room_all_later_ones_are_refused() -> None:
         assert early.add(PLAN, step, (0, 0), "node", tensor) == [Release(tensor)]
     early.validate()
     assert early.refusal(PLAN, 4) is None and early.refusal(PlanKey(7, 99), 9) is None
-    assert isinstance(early.refusal(PLAN, 5), LimitExceeded)
-    assert isinstance(early.refusal(PLAN, 1 << 40), LimitExceeded)
+    assert isinstance(early.refusal(PLAN, 5), QueueFull)
+    assert isinstance(early.refusal(PLAN, 1 << 40), QueueFull)
     early.release_all(lambda plan: plan == PLAN)
     assert early.refusal(PLAN, 5) is None, "the plan is over"
 
@@ -150,7 +150,7 @@ def test_who_has_most_gives_way_and_what_it_left_goes_with_its_link() -> None:
         assert early.add(PLAN, step, (0, 0), "hoarder", hoard) == []
     assert early.add(OTHER_PLAN, 0, (0, 0), "honest", small) == [], "its first step"
     assert early.add(OTHER_PLAN, 1, (0, 0), "honest", small) == [Release(hoard)], "of the hoarder's latest step"
-    assert early.refusal(OTHER_PLAN, 1) is None and isinstance(early.refusal(PLAN, 3), LimitExceeded)
+    assert early.refusal(OTHER_PLAN, 1) is None and isinstance(early.refusal(PLAN, 3), QueueFull)
     assert early.add(PLAN, 7, (0, 0), "hoarder", hoard) == [Release(hoard)], "it would have most again"
     assert early.release_of("hoarder") == [Release(hoard)] * 3
     assert isinstance(early.refusal(PLAN, 0), NodeLost), "its Run would wait for ever"
@@ -167,7 +167,7 @@ def test_no_sender_has_more_than_its_own_room() -> None:
     assert early.room("another", (PLAN, 2), {(PLAN, 2): 70}) is None
     assert early.room("another", (PLAN, 2), {(PLAN, 1): 70, (PLAN, 2): 10}) == 40
     assert early.add(PLAN, 2, (0, 0), "node", half) == [Release(half)]
-    assert isinstance(early.refusal(PLAN, 2), LimitExceeded) and early.refusal(PLAN, 1) is None
+    assert isinstance(early.refusal(PLAN, 2), QueueFull) and early.refusal(PLAN, 1) is None
 
 
 def test_the_first_step_of_each_sender_has_what_it_takes() -> None:

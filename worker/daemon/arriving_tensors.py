@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from wire.errors import LimitExceeded, StaleGeneration
+from wire.errors import QueueFull, StaleGeneration
 from wire.protocol.messages import PlanKey, Push
 from wire.units import size_text
 
@@ -31,7 +31,7 @@ class ArrivingTensors:
 
     def check(self, push: Push, node: str, size_bytes: int) -> None:
         """Raise unless the machine wants a tensor of `size_bytes` bytes, its zeros among them, from this node:
-        StaleGeneration for what is not wanted, ProtocolError for another size than the tensor has, LimitExceeded where
+        StaleGeneration for what is not wanted, ProtocolError for another size than the tensor has, QueueFull where
         the sender has no more room."""
         machine, tensor = self._shell.machine, arriving(node, push)
         if machine is None:
@@ -49,7 +49,7 @@ class ArrivingTensors:
             return
         room = machine.early_room(tensor, self._early_bytes.get(node, {}))
         if room is not None and size_bytes > room:
-            error = LimitExceeded(
+            error = QueueFull(
                 f"{size_text(size_bytes)} for a step that is to begin later, and there is room for "
                 f"{size_text(max(room, 0))} of this worker",
                 next_step="Run fewer steps at once",

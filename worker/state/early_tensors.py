@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from wire.bounds import EARLY_REFUSED
-from wire.errors import LimitExceeded, MeshError, NodeLost
+from wire.errors import MeshError, NodeLost, QueueFull
 from wire.protocol.messages import PlanKey
 from wire.units import size_text
 
@@ -97,7 +97,7 @@ class EarlyTensors:
         return (beyond, size_bytes) if beyond and beyond.total() + size_bytes > self._bytes_max else None
 
     def _no_room(self, node: str) -> MeshError:
-        return LimitExceeded(
+        return QueueFull(
             f"more came for steps that are to begin later than there is room for: {size_text(self._bytes_of_one_max)} "
             f"of one worker, {size_text(self._bytes_max)} of all",
             node=node,

@@ -9,7 +9,7 @@ from support.machines.coordinator_machine import Driver, of
 
 from coordinator.calls import events as ev
 from coordinator.lifecycle.retry import ATTEMPTS_MAX, PARK_S_MAX
-from wire.errors import CompileFailed, DeviceLost, NodeLost
+from wire.errors import CompileFailed, DeviceLost, NodeLost, QueueFull
 
 LOST = NodeLost("gone")
 
@@ -121,6 +121,30 @@ def test_a_failed_step_rejects_its_call_only() -> None:
     drive(ev.OutputArrived(1, 1, 0, "value"))
     drive(ev.NodeRan(1, 1, "a"))
     assert drive(ev.NodeRan(1, 1, "b")) == [ev.Resolve(2, 1, {0: "value"})]
+
+
+def test_a_step_without_room_on_a_worker_is_tried_again_by_the_same_plan_while_calls_get_done() -> None:
+    drive = Driver("a", "b")
+    drive(ev.CallSubmitted(1, "job"))
+    drive.deployed()
+    full, step = QueueFull("no room"), 0
+    for other in range(2, 2 + 2 * ATTEMPTS_MAX):  # one after the other gets done beside it
+        (run, _) = of(ev.SendRun, drive(ev.CallSubmitted(other, "job")))
+        actions = drive(ev.RunFailed(1, step, "b", full))
+        assert of(ev.SendCancel, actions) == [ev.SendCancel(1, step, "a")]
+        assert not of(ev.Reject, actions) and not of(ev.SendDrop, actions)
+        drive(ev.OutputArrived(1, run.step, 0, "value"))
+        drive(ev.NodeRan(1, run.step, "a"))
+        assert of(ev.Resolve, drive(ev.NodeRan(1, run.step, "b")))
+        again = of(ev.SendRun, actions) or of(ev.SendRun, drive(ev.Tick(), after_s=PARK_S_MAX))
+        step = again[0].step
+    for _ in range(ATTEMPTS_MAX):  # nobody else gets anything done any more
+        actions = drive(ev.RunFailed(1, step, "b", full))
+        if of(ev.Reject, actions):
+            break
+        step = of(ev.SendRun, drive(ev.Tick(), after_s=PARK_S_MAX))[0].step
+    assert [(reject.number, reject.error) for reject in of(ev.Reject, actions)] == [(1, full)]
+    assert drive.machine.idle
 
 
 def test_a_retried_failure_backs_off_and_ends() -> None:

@@ -9,7 +9,7 @@ import pytest
 from support.machines.worker_machine import EDGE_IN, KEY, PEER, TO_COORD, Driver, deploy, part
 
 from wire.bounds import EARLY_OF_ONE
-from wire.errors import LimitExceeded
+from wire.errors import QueueFull
 from wire.protocol.messages import Push, Value
 from worker.daemon.arriving_tensors import ArrivingTensors
 from worker.state import events as ev
@@ -29,7 +29,7 @@ def test_a_step_that_is_larger_than_the_budget_is_taken_and_later_ones_count() -
     for step, slot in ((0, 0), (0, 1), (1, 0)):
         arriving.check(push(step, slot), PEER, LARGE)
         arriving.begin(push(step, slot), PEER, LARGE)
-    with pytest.raises(LimitExceeded, match="there is room for 128"):
+    with pytest.raises(QueueFull, match="there is room for 128"):
         arriving.check(push(1, 1), PEER, LARGE)
     assert [type(event) for event in told] == [ev.TensorLost]
     for slot in (0, 1):

@@ -36,9 +36,9 @@ from wire.errors import (
     ExecuteFailed,
     GraphDecodeError,
     InputError,
-    LimitExceeded,
     NodeLost,
     OutOfMemory,
+    QueueFull,
     StaleGeneration,
 )
 from wire.protocol.messages import BlobSpec, Deploy, Deployed, Done, MissingGraphs, PartSpec, PlanKey, Target
@@ -388,7 +388,7 @@ def test_pushes_before_their_run_are_bounded_and_the_run_is_refused_rather_than_
     assert drive.push(0, 0, big("x")) == [], "the first step needs it"
     assert drive.push(0, 0, SMALL, step=1) == []
     assert drive.push(0, 1, big("x"), step=1) == [ev.Release(big("x")), ev.Release(SMALL)]
-    assert isinstance(one(ev.Refuse, drive.run(step=1)).error, LimitExceeded)
+    assert isinstance(one(ev.Refuse, drive.run(step=1)).error, QueueFull)
     assert drive.push(0, 0, SMALL, step=2) == [], "the room is free again"
 
 
