@@ -675,9 +675,7 @@ class Generating:
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
-        if self._session is not None:
-            self._mesh.forget(self._session.stepping.work)
-        await self._close_session()
+        await self._close_session(for_good=True)
         self._fail_all(Cancelled("the model was unloaded"))
         if self._drafter is not None:
             await self._drafter.close()
@@ -697,13 +695,22 @@ class Generating:
 
     async def _recover(self, error: Exception) -> None:
         """Go on without the state: elsewhere, in a smaller pool, or in a new session; or end all texts with the
-        error."""
-        await self._close_session()
+        error, after which the workers hold nothing."""
+        goes_on = False
+        try:
+            goes_on = await self._goes_on(error)
+        finally:
+            await self._close_session(for_good=not goes_on)
+        if not goes_on:
+            self._fail_all(error)  # it belongs to those whose texts it ends
+
+    async def _goes_on(self, error: Exception) -> bool:
+        """Whether texts go on after a failure."""
         if self._elsewhere is not None and await self._elsewhere():
             self._slots.lost()
-            return
+            return True
         if self._is_too_large(error):
-            return
+            return True
         self._slots.lost()
         self._slots.pages_max = self._pages_max  # other workers may have the memory
         self._fruitless += 1
@@ -711,8 +718,7 @@ class Generating:
         alone = self._fruitless > 1 and not self._mesh.live()  # the second session has waited for somebody
         # a replica stays where its workers were gone and are back: the session failed in between
         gone = isinstance(error, NodeLost) or (self._elsewhere is not None and isinstance(error, NoSuchDevice))
-        if not gone or alone or self._fruitless > REBUILDS_MAX:
-            self._fail_all(error)  # it belongs to those whose texts it ends
+        return gone and not alone and self._fruitless <= REBUILDS_MAX
 
     def _is_too_large(self, error: Exception) -> bool:
         """Whether the workers have no memory for the pool, and may have some for a smaller one, in which texts go on.
@@ -866,11 +872,14 @@ class Generating:
             how |= logit_adjustment.fed(changes, most)
         return how
 
-    async def _close_session(self) -> None:
+    async def _close_session(self, for_good: bool = False) -> None:
+        """End the session, if there is one; `for_good` frees the weights on the workers, too."""
         self._answers.clear()
         self._asked.clear()
         session, self._session = self._session, None
         if session is not None:
+            if for_good:
+                self._mesh.forget(session.stepping.work)
             await session.close()
 
     def _fail_all(self, error: BaseException) -> None:

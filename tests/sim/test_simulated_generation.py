@@ -164,6 +164,34 @@ def test_with_nobody_left_a_text_is_an_error_and_the_next_one_is_not() -> None:
     run(_deserted())
 
 
+class _Broken:
+    """A guide of somebody else's that raises whatever it is asked."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError("the guide is broken")
+
+
+async def _all_failed() -> None:
+    async with await Mesh.builder().mesh("sim").simulate(2).build_async() as workers:
+
+        def resident_bytes() -> int:
+            daemons = [process.daemon for process in workers.simulation._processes.values()]
+            return sum(host._host._resident_bytes for daemon in daemons for host in daemon._hosts.hosts)
+
+        generating = Generating(workers, golden_model("llama"), strategy="pipeline", detailed=True)
+        assert len([token async for token in generating.begin([3, 4], 5, ends=())]) == 5
+        assert resident_bytes() > 10_000
+        with pytest.raises(RuntimeError, match="the guide is broken"):
+            await generating.begin([3, 4], 5, ends=(), guide=_Broken()).next()
+        await generating.close()
+        await asyncio.sleep(1)
+        assert resident_bytes() == 0
+
+
+def test_a_batch_whose_texts_all_failed_leaves_no_weights_on_the_workers() -> None:
+    run(_all_failed())
+
+
 async def _shrinking(folder: Path) -> None:
     """Three short texts and a long one: it ends alone, in a smaller batch, with the tokens that it has alone."""
     model, prompts, lengths = mesh.load(gpt2_folder(folder)), ([5, 6], [7], [8, 9, 3], [4]), (4, 6, 110, 5)
