@@ -286,6 +286,12 @@ UNACKNOWLEDGED = Deadline(
     "As there.",
     timeout="keepalive_program_answer_s",
 )
+UNACKNOWLEDGED_BY_RANK = Deadline(
+    "link",
+    "The system of a machine waits for a sign of another one over an idle connection of engine hosts or of ranks.",
+    "The connection ends. Messages of hosts go over their daemons' links, and ranks of scripts raise ConnectFailed.",
+    seconds=90.0,
+)
 DIAL = Deadline(
     "link", "A process waits for a node that it dials.", "ConnectFailed; it dials again later.", timeout="dial_s"
 )

@@ -9,7 +9,6 @@ This file and `mesh/serving/http_server.py` alone know aiohttp.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import logging
 import socket
@@ -33,6 +32,7 @@ from ..security.tls import drop, explain, explain_caller, gave_up, is_tls_error,
 from ..security.tls_listener import TLS_RECORD, Caller, FirstWord, Listener, addresses_of
 from ..security.user_proof import opening_size
 from ..security.user_secret import user_secret
+from ..system.lost_connections import end_when_lost
 from ..system.steady_log import steady_logger
 from ..timeouts import DEFAULT_TIMEOUTS, Timeouts
 from .address_policy import ANYWHERE, LOOPBACK_ONLY, AddressPolicy, is_address, is_loopback
@@ -56,8 +56,6 @@ STRANGERS_LOGGED_S = 10.0  # from one line about callers that were turned away t
 KNOWN_S = 10.0  # from a member's arrival on
 OPENING = FirstWord(opening_size)
 UNLINKED_MAX = UNLINKED.most
-LOST_IDLE_S_MAX = 32767  # which systems take
-LOST_PROBES = 4  # of the system to an idle connection without an acknowledgement, after which it is lost
 
 
 class Endpoint(AnyEndpoint):
@@ -381,7 +379,11 @@ class _Socket:
     ) -> None:
         self._websocket = websocket
         self._close_s = timeouts.link_close_s
-        _end_when_lost(transport, timeouts.keepalive_program_answer_s)
+        connection = None if transport is None else transport.get_extra_info("socket")
+        if connection is not None:
+            # Pings go over one of a link's two connections.  The other one may be lost alone, as where a router on the
+            # way forgets a connection that was idle for minutes.
+            end_when_lost(connection, timeouts.keepalive_program_answer_s)
         self._transport = transport
         self._binary = _binary_before(websocket, transport, message_bytes_max)
         self.member = member
@@ -444,29 +446,6 @@ class _Socket:
             drop(self._transport)
         if (error := self._websocket.exception()) is not None:
             error.__traceback__ = None  # it would hold the WebSocket that holds it, and TLS with both
-
-
-def _end_when_lost(transport: Any, within_s: float) -> None:
-    """Have the system end a connection when the machine at its other end acknowledges nothing for so long.
-
-    Pings go over one of a link's two connections.  The other one may be lost alone, as where a router on the way
-    forgets a connection that was idle for minutes; what the system sends meanwhile keeps most from that.
-    """
-    connection = None if transport is None else transport.get_extra_info("socket")
-    if connection is None:
-        return
-    idle_s = min(within_s / 2, LOST_IDLE_S_MAX)
-    for level, name, value in (
-        (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
-        (socket.IPPROTO_TCP, "TCP_KEEPIDLE", idle_s),
-        (socket.IPPROTO_TCP, "TCP_KEEPALIVE", idle_s),  # as macOS calls it
-        (socket.IPPROTO_TCP, "TCP_KEEPINTVL", idle_s / LOST_PROBES),
-        (socket.IPPROTO_TCP, "TCP_KEEPCNT", LOST_PROBES),
-        (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", within_s * 1000),
-    ):
-        with contextlib.suppress(OSError):  # it has ended already
-            if hasattr(socket, name):
-                connection.setsockopt(level, getattr(socket, name), max(1, int(value)))
 
 
 def _binary_before(

@@ -21,7 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from wire.deadlines import UNACKNOWLEDGED_BY_RANK
 from wire.limits import KIB
+from wire.system.lost_connections import end_when_idle_and_lost
 
 from .ring_buffer import ENVELOPE_BYTES, tag_of
 
@@ -51,6 +53,8 @@ class Connection:
         sock.setblocking(False)
         with contextlib.suppress(OSError):  # a pair of Unix sockets has no such thing
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # While the other rank computes it reads nothing for as long as that takes: only silence of its system ends it.
+        end_when_idle_and_lost(sock, UNACKNOWLEDGED_BY_RANK.seconds)
         self.number = number
         self.ended = False
         self._socket = sock

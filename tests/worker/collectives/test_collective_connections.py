@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from support.ranks import HANGS_S, channels_in_memory, connect, on_channels, sockets
 
+from wire.deadlines import UNACKNOWLEDGED_BY_RANK
 from wire.errors import Cancelled, ConnectFailed, DeadlineExceeded, DTypeError, GraphError, OutOfMemory, ShapeError
 from wire.ir.dtypes import BF16, F16, F32, F64, I32, DType
 from wire.ir.types import TensorType
@@ -283,6 +285,24 @@ def test_a_message_that_says_it_is_larger_than_any_ends_the_connection() -> None
     until(lambda: connection.arrived() is not None or connection.ended)
     assert connection.ended
     there.close()
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_KEEPIDLE"), reason="this system names it otherwise")
+def test_the_system_ends_a_connection_to_a_machine_that_vanished_but_not_to_a_rank_that_reads_nothing() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        here = socket.create_connection(listener.getsockname())
+        there, _ = listener.accept()
+    for sock in (here, there):
+        connection = Connection(sock, 1, 1000)
+        idle_s, between_s, probes = (
+            sock.getsockopt(socket.IPPROTO_TCP, name)
+            for name in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        )
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert idle_s + between_s * probes <= UNACKNOWLEDGED_BY_RANK.seconds
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 0, "it may compute for long"
+        connection.close()
 
 
 def test_messages_come_in_any_cut_and_the_end_within_one_is_noticed() -> None:
