@@ -318,8 +318,9 @@ class ReplicaSet:
         for place, group in enumerate(groups):
             plain = (int(self._options.replicas) - place - 1) // len(groups) + 1
             kept = next((one for one in before if set(one.group) & set(group)), None)
-            if kept is None:
-                replicas.append(self._new(group, plain, memory))
+            new = self._new(group, plain, memory)
+            if kept is None or kept.kv_bytes > new.kv_bytes:  # it has more batches now, which divide its memory
+                replicas.append(new)
                 continue
             if kept.group != group:
                 kept.group, kept.strategy = group, self._strategy(group)

@@ -95,6 +95,25 @@ def test_texts_of_a_replica_whose_worker_goes_are_the_same_elsewhere(how: str) -
     run(work())
 
 
+def test_batches_that_share_a_worker_after_a_death_divide_its_memory_for_keys_and_values() -> None:
+    how = Sampling(HOW["temperature"], seed=HOW["seed"])
+
+    async def work() -> None:
+        async with await simulated(2) as own:
+            options = Options(max_batch=1, replicas=2, kv_budget=1 << 20)
+            replicas = await ReplicaSet.open(own, golden_model("llama"), options, queue=16)
+            streams = [replicas.begin(prompt, 20, how, ()) for prompt in PROMPTS]
+            said = [[await anext(stream)] for stream in streams[:2]]
+            own.simulation.kill(own.simulation.names[0])
+            said = [first + await to_the_end(stream) for first, stream in zip([*said, *[[]] * 6], streams, strict=True)]
+            assert said == spoken()
+            assert (len(replicas.groups()), len(replicas.batches())) == (1, 2)
+            assert sum(batch._pages_max * batch._page_bytes for batch in replicas.batches()) <= 1 << 20
+            await replicas.close()
+
+    run(work())
+
+
 def test_a_worker_that_comes_is_another_replica_which_takes_texts_that_wait() -> None:
     how = Sampling(HOW["temperature"], seed=HOW["seed"])
 
