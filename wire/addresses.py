@@ -5,7 +5,8 @@ from __future__ import annotations
 from .errors import ConfigError
 
 NAME_BYTES_MAX = 64
-EVERY = ("0.0.0.0", "::")  # to listen on all IPv4 addresses of a machine, or on all there are
+# To listen on all IPv4 addresses of a machine, or on all there are; and where the machine itself reaches who does.
+EVERY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 PORT, LAST_PORT = 7100, 7131  # a taken port makes way for the next: 32 nodes on a machine
 
 

@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from wire.addresses import shown
+from wire.addresses import EVERY, shown
 from wire.errors import ConfigError, InputError
 from wire.policy.strategies import Strategy
 from wire.system.steady_log import steady_logger
@@ -118,9 +118,10 @@ class AsyncModelServer:
 
     @property
     def url(self) -> str:
-        """The address of this server, such as http://127.0.0.1:7200."""
+        """The address of this server, such as http://127.0.0.1:7200; of one on every address, that of loopback."""
         scheme = "http" if self._listening.tls is None else "https"
-        return f"{scheme}://{shown(self._listening.host)}:{self._port}"
+        host = EVERY.get(self._listening.host, self._listening.host)
+        return f"{scheme}://{shown(host)}:{self._port}"
 
     async def load_model(
         self, name: str, model: str | Path | Model, options: Options = Options(), unload_after_s: float | None = None
@@ -322,7 +323,7 @@ class ModelServer:
 
     @property
     def url(self) -> str:
-        """The address of this server, such as http://127.0.0.1:7200."""
+        """The address of this server, such as http://127.0.0.1:7200; of one on every address, that of loopback."""
         return self._async.url
 
     @checked

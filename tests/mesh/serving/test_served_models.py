@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import socket
 import threading
 import urllib.error
 import urllib.request
@@ -23,6 +24,7 @@ from mesh.inference.settings import GREEDY, Options
 from mesh.serving.answer import Answer, TextRequest, whole
 from mesh.serving.anthropic_messages import count_tokens
 from mesh.serving.api_error import ApiError
+from mesh.serving.api_keys import ApiKeys
 from mesh.serving.calls import Call
 from mesh.serving.chat_template import ChatTemplate
 from mesh.serving.model_server import AsyncModelServer, Served
@@ -298,3 +300,16 @@ async def tokens_of(answer: Answer) -> str:
 def virtually(work: Coroutine[Any, Any, None]) -> None:
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         runner.run(work)
+
+
+@pytest.mark.parametrize(("host", "loopback"), [("0.0.0.0", "127.0.0.1"), ("::", "[::1]")])
+def test_a_server_on_every_address_names_one_that_can_be_opened(tmp_path: Path, host: str, loopback: str) -> None:
+    if host == "::" and not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6")
+    keys = tmp_path / "keys.json"
+    key = ApiKeys(keys).create("ann")
+    with mesh.Mesh.builder().build() as own, ModelServer(own, host=host, port=0, keys=keys) as server:
+        assert server.url.startswith(f"http://{loopback}:")
+        asked = urllib.request.Request(f"{server.url}/v1/models", headers={"Authorization": f"Bearer {key}"})
+        with urllib.request.urlopen(asked, timeout=60) as answer:
+            assert answer.status == 200
