@@ -66,7 +66,7 @@ class Worker:
         members = at_home(mesh)
         secret = b"" if members else user_secret()  # for this user's other programs
         self._process = LocalWorkers(mesh, members=members, threads=thread_count(threads), secret=secret)
-        self._loop = LoopThread(asyncio.new_event_loop())
+        self._loop = LoopThread(asyncio.new_event_loop)
         try:
             (self._worker,) = self._loop.wait(self._process.start([devices], [name]))
         except BaseException:

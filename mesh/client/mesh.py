@@ -87,7 +87,7 @@ class Mesh:
     def __init__(self, config: MeshConfig | None = None) -> None:
         if config is None:
             raise InputError("a Mesh is built of nodes", next_step="Write mesh.Mesh.builder().local(2).build()")
-        self._loop: LoopThread = LoopThread(_loop_for(config))
+        self._loop: LoopThread = LoopThread(partial(_loop_for, config))
         self._token: Installed | None = None
         try:
             self._async = self._loop.wait(AsyncMesh.connect(config))

@@ -23,13 +23,17 @@ END_S = 5.0  # for what was cancelled to clean up after itself
 
 
 class LoopThread:
-    """An event loop in a thread of its own, until `stop`.  Any thread may use it; only its own may not wait for it."""
+    """An event loop in a thread of its own, until `stop`.  Any thread may use it; only its own may not wait for it.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+    asyncio's logger becomes a steady one: it writes within the loop, which would end with what the handlers and filters
+    of a program raise, and all that wait for it would wait for ever.
+    """
+
+    def __init__(self, make_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+        steady_logger("asyncio")
+        self._loop = make_loop()
         self._process = os.getpid()
-        measure(loop)
-        loop.set_exception_handler(_unhandled)
+        measure(self._loop)
         self._stopped = self._ending = False
         self._lock = threading.Lock()  # nothing is asked of the loop once it was told to stop
         self._thread = threading.Thread(target=self._serve, name="mesh", daemon=True)
@@ -106,15 +110,6 @@ class LoopThread:
                 log.error("%r was raised in the thread of a mesh, which goes on", left)
         self._loop.run_until_complete(_cancel_all())
         self._loop.close()
-
-
-def _unhandled(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log an error that nobody handles, as asyncio does.  What a program's handler of asyncio's lines raises would end
-    the loop, and all that wait for it would wait for ever."""
-    try:
-        loop.default_exception_handler(context)
-    except Exception:
-        log.error(context["message"], exc_info=context.get("exception"))
 
 
 class LoopElsewhere(LoopThread):

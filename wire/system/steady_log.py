@@ -25,6 +25,11 @@ class SteadyLogger(logging.Logger):
 def steady_logger(name: str) -> logging.Logger:
     """The logger of this name, whoever asked for it first."""
     found = logging.getLogger(name)
-    if type(found) is logging.Logger:
-        found.__class__ = SteadyLogger
+    if not isinstance(found, SteadyLogger):
+        found.__class__ = _steady(type(found))
     return found
+
+
+def _steady(kind: type[logging.Logger]) -> type[logging.Logger]:
+    """The same class of loggers, which a program may have chosen (`logging.setLoggerClass`), but steady."""
+    return SteadyLogger if kind is logging.Logger else type(kind.__name__, (SteadyLogger, kind), {})

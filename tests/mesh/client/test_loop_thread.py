@@ -21,7 +21,7 @@ async def answer() -> int:
 
 
 def test_it_runs_coroutines_until_it_is_stopped() -> None:
-    loop = LoopThread(asyncio.new_event_loop())
+    loop = LoopThread(asyncio.new_event_loop)
     assert loop.wait(answer()) == 42
     loop.stop()
     loop.stop()
@@ -33,7 +33,7 @@ def test_it_runs_coroutines_until_it_is_stopped() -> None:
 
 
 def test_what_still_waits_when_it_stops_cleans_up_and_ends() -> None:
-    loop = LoopThread(asyncio.new_event_loop())
+    loop = LoopThread(asyncio.new_event_loop)
     began, cleaned = threading.Event(), threading.Event()
     ended: list[BaseException] = []
 
@@ -61,7 +61,7 @@ def test_what_still_waits_when_it_stops_cleans_up_and_ends() -> None:
 
 @pytest.mark.parametrize("left", [SystemExit(1), KeyboardInterrupt()])
 def test_a_call_that_exits_its_thread_ends_nothing(left: BaseException) -> None:
-    loop = LoopThread(asyncio.new_event_loop())
+    loop = LoopThread(asyncio.new_event_loop)
 
     def leave() -> None:
         raise left
@@ -96,7 +96,7 @@ def test_calls_go_on_where_a_watcher_exits(left: BaseException) -> None:
 
 def test_many_threads_that_ask_while_it_stops_all_come_back() -> None:
     for _ in range(20):
-        loop = LoopThread(asyncio.new_event_loop())
+        loop = LoopThread(asyncio.new_event_loop)
         ends: list[object] = []
 
         def ask(loop: LoopThread = loop, ends: list[object] = ends) -> None:
@@ -116,7 +116,7 @@ def test_many_threads_that_ask_while_it_stops_all_come_back() -> None:
 
 
 def test_its_own_thread_cannot_wait_for_it() -> None:
-    loop = LoopThread(asyncio.new_event_loop())
+    loop = LoopThread(asyncio.new_event_loop)
     said: list[str] = []
 
     def ask() -> None:

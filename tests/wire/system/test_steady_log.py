@@ -61,6 +61,20 @@ def test_a_handler_and_a_filter_that_raise_are_printed(
     assert capsys.readouterr().err.count("LookupError: there is no request here") == 2
 
 
+def test_a_logger_of_a_programs_own_class_stays_one(refusing: Refusing) -> None:
+    class Own(logging.Logger):
+        def handle(self, record: logging.LogRecord) -> None:
+            raise LookupError("there is no request here")
+
+    logging.setLoggerClass(Own)
+    try:
+        log = steady_logger("graph_mesh.of_its_own_class")
+    finally:
+        logging.setLoggerClass(logging.Logger)
+    assert isinstance(log, Own)
+    log.info("a line that the class of the program does not take")
+
+
 def test_a_mesh_goes_on_where_no_line_can_be_logged(refusing: Refusing) -> None:
     with Mesh.builder().mesh("sim").simulate(3).build() as mesh:
         total = mesh.session(lambda s, x: (s + x, s + x), np.float32(0), np.float32(0), copies="buddy")
@@ -71,8 +85,15 @@ def test_a_mesh_goes_on_where_no_line_can_be_logged(refusing: Refusing) -> None:
     assert refusing.refused
 
 
+def test_a_mesh_is_built_and_computes_where_every_line_of_asyncio_is_refused(refusing: Refusing) -> None:
+    logging.getLogger().setLevel(logging.DEBUG)
+    with Mesh.builder().local(1).build() as mesh:
+        assert mesh.run(lambda x: x + 1, np.float32(1)) == 2
+    assert "asyncio" in refusing.refused
+
+
 def test_the_loop_outlives_a_handler_that_raises_at_a_line_of_asyncio(refusing: Refusing) -> None:
-    thread = LoopThread(asyncio.new_event_loop())
+    thread = LoopThread(asyncio.new_event_loop)
 
     async def ended() -> str:
         return "over"
