@@ -13,10 +13,9 @@ import os
 import re
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, aclosing, contextmanager
+from contextlib import AbstractContextManager, aclosing, closing, contextmanager
 from pathlib import Path
 
 from wire.addresses import parse_address, shown
@@ -28,6 +27,7 @@ from wire.link.membership import COORDINATOR_FILE, Membership, ask_to_join, coor
 from wire.roles import ADMIN
 from wire.system.file_lock import FileLock
 from wire.system.private_folder import private_folder, state_root
+from wire.system.shared_memory import SharedDir
 from wire.system.steady_log import steady_logger
 from wire.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
@@ -171,8 +171,8 @@ async def join_mesh(
     """
     root = state_root(state_dir)
     private_folder(root)
-    with tempfile.TemporaryDirectory(prefix=".joining-", dir=root) as folder:
-        fresh = await asyncio.to_thread(Credentials, Path(folder))
+    with closing(SharedDir.create(root)) as joining:  # the next join removes what one that was killed left
+        fresh = await asyncio.to_thread(Credentials, joining.path)
         async with aclosing(_whom(token, peers, interfaces, timeouts.find_coordinator_s)) as whom:
             admitted, address = await ask_to_join(whom, token, fresh.key, role, name, timeouts)
         await asyncio.to_thread(_move_in, fresh, admitted, address, root, place)

@@ -75,7 +75,7 @@ class SharedDir:
             path.mkdir(mode=0o700)
             lock = _locked(path)
         except OSError as error:
-            raise ConfigError(f"{folder} cannot hold shared memory", cause=str(error)) from None
+            raise ConfigError(f"no folder can be made in {folder}", cause=str(error)) from None
         return cls(path, lock)
 
     @classmethod

@@ -44,6 +44,28 @@ from mesh.scripts.agent import _run
 rank = f"import os; os.kill(os.getppid(), {9 if killed else 0})"
 asyncio.run(_run({"command": [sys.executable, "-c", rank], "folder": "", "ranks": {"0": {}}, "grace_s": 5}, iter(())))
 """,
+    "a node that joins": """
+import asyncio, socket, threading
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from mesh.backends.enrolment import join_mesh
+from mesh.errors import MeshError
+from wire.joining.join_port import PORT_OFFSET
+from wire.joining.join_tokens import new_token
+from wire.security.certificates import new_authority
+listener = socket.create_server(("127.0.0.1", 0))
+def answer():
+    caller, _ = listener.accept()
+    die()
+    caller.recv(1 << 16)
+    caller.sendall(b"it is nothing that speaks TLS")
+    caller.close()
+threading.Thread(target=answer, daemon=True).start()
+token = new_token(new_authority("home", 0.0).certificate, bytes(5), bytes(20))
+at = listener.getsockname()[1] - PORT_OFFSET
+with suppress(MeshError):
+    asyncio.run(join_mesh(token, "worker", "desk", [f"127.0.0.1:{at}"], (), ".", lambda mesh: nullcontext(Path(mesh))))
+""",
 }
 DYING = """
 import os, resource, signal
