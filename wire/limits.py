@@ -14,6 +14,7 @@ GIB = 1 << 30
 REPORT_CHARS_MAX = 1 * MIB  # of what a call did where, as JSON in one message
 PLAN_CHARS_MAX = 4 * MIB  # of a plan, likewise
 KERNEL_TEXTS_CHARS_MAX = 4 * MIB  # of the kernels of a graph that is explained, likewise
+TEXT_FILE_CHARS_MAX = 1 * MIB  # of a hostfile, a token or a key: a line for each of 4,096 ranks is a fraction
 THREADS_MAX = 1024  # of a worker: several times the cores of any machine, and each takes memory
 
 

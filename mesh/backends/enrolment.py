@@ -23,6 +23,7 @@ from wire.errors import ConfigError
 from wire.joining.credentials import Credentials
 from wire.joining.join_protocol import Admitted
 from wire.joining.join_tokens import Token, discovery_key, parse_token
+from wire.limits import TEXT_FILE_CHARS_MAX
 from wire.link.membership import COORDINATOR_FILE, Membership, ask_to_join, coordinator_known, remember_coordinator
 from wire.roles import ADMIN
 from wire.system.file_lock import FileLock
@@ -30,6 +31,8 @@ from wire.system.private_folder import private_folder, state_root
 from wire.system.shared_memory import SharedDir
 from wire.system.steady_log import steady_logger
 from wire.timeouts import DEFAULT_TIMEOUTS, Timeouts
+
+from ..util.text_file import read_text
 
 log = steady_logger("graph_mesh.identity")
 
@@ -140,7 +143,7 @@ def ask_for_token(file: str = "") -> Token:
     """A join token from a file, MESH_TOKEN, a pipe on stdin, or typed without echo; TokenError if it is none."""
     if file:
         try:
-            text = Path(file).read_text()
+            text = read_text(Path(file))
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"cannot read the token file {file}", cause=str(error)) from None
     elif "MESH_TOKEN" in os.environ:
@@ -148,7 +151,7 @@ def ask_for_token(file: str = "") -> Token:
     elif sys.stdin is not None and sys.stdin.isatty():
         text = getpass.getpass("Join token: ")
     else:
-        text = sys.stdin.readline() if sys.stdin is not None else ""
+        text = sys.stdin.readline(TEXT_FILE_CHARS_MAX) if sys.stdin is not None else ""
     if not text.strip():
         raise ConfigError("no join token was given", next_step="Set MESH_TOKEN, or name a file: --token-file FILE")
     return parse_token(text)

@@ -57,7 +57,7 @@ def write_outputs(folder: Path, outputs: Mapping[str, NDArray[Any]]) -> dict[str
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, array in outputs.items():
-            files[name] = _free(folder, name, set(files.values()))
+            files[name] = _free(folder, name, {file.name.casefold() for file in files.values()})
             np.save(files[name], array, allow_pickle=False)
     except OSError as error:
         again = (
@@ -68,11 +68,16 @@ def write_outputs(folder: Path, outputs: Mapping[str, NDArray[Any]]) -> dict[str
 
 
 def write_text(file: Path, text: str) -> None:
-    """Write a text file; InputError if that is not possible."""
+    """Write a text file; InputError if it cannot be made, StorageError where the disk does not take it."""
     try:
-        file.write_text(text, encoding="utf-8")
+        made = file.open("w", encoding="utf-8")
     except OSError as error:
         raise InputError(f"cannot write {file}", cause=error.strerror or str(error)) from None
+    try:
+        with made:
+            made.write(text)
+    except OSError as error:
+        raise StorageError(f"cannot write {file}", cause=error.strerror or str(error)) from None
 
 
 def check_folder(folder: Path) -> None:
@@ -105,9 +110,10 @@ def _fitting(name: str, array: NDArray[Any], kind: TensorType) -> NDArray[Any]:
     return array.astype(wanted, order="C", copy=False)
 
 
-def _free(folder: Path, output: str, taken: set[Path]) -> Path:
-    """A file for an output; names that differ only in what a file system cannot hold get a number."""
+def _free(folder: Path, output: str, taken: set[str]) -> Path:
+    """A file for an output; names that differ only in what a file system cannot hold, such as capitals, get a number.
+    `taken` are the names of files in small letters."""
     stem = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in output) or "output"
     stem = stem.encode()[:STEM_BYTES_MAX].decode("utf-8", "ignore")
     candidates = (folder / f"{stem}{suffix}.npy" for suffix in ("", *(f"-{n}" for n in range(2, len(taken) + 3))))
-    return next(file for file in candidates if file not in taken)
+    return next(file for file in candidates if file.name.casefold() not in taken)

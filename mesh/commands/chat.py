@@ -15,6 +15,7 @@ from typing import Any
 from wire.deadlines import CHAT_ANSWER
 from wire.errors import ConnectFailed, InputError, RemoteError
 
+from ..util.text_file import read_text
 from .exit_codes import INTERRUPTED, OK
 from .output import say, say_lines
 
@@ -93,7 +94,7 @@ def _request(options: Options, body: dict[str, Any]) -> urllib.request.Request:
     headers = {"Content-Type": "application/json"}
     if options.key_file:
         try:
-            headers["Authorization"] = f"Bearer {Path(options.key_file).read_text('utf-8').strip()}"
+            headers["Authorization"] = f"Bearer {read_text(Path(options.key_file)).strip()}"
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{options.key_file} cannot be read", cause=str(error)) from None
     url = options.url.rstrip("/")

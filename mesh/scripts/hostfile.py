@@ -18,6 +18,7 @@ from typing import Any
 from wire.errors import ConfigError, InputError
 from wire.policy.strategies import RANKS_MAX
 
+from ..util.text_file import read_text
 from ..util.units import counted
 
 HERE = ("localhost", "127.0.0.1", "::1")
@@ -45,7 +46,7 @@ class Host:
 def read_hostfile(path: Path) -> tuple[Host, ...]:
     """The hosts of a file; InputError if it cannot be read, ConfigError naming the line and the key that is wrong."""
     try:
-        return parse(path.read_text(encoding="utf-8"), str(path))
+        return parse(read_text(path), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"the hostfile {path} cannot be read", cause=str(error)) from None
 

@@ -15,6 +15,7 @@ from support.processes.commands import COMES_TRUE_S
 from support.processes.launching import runs
 from support.waiting import until
 
+from mesh.backends.enrolment import ask_for_token
 from mesh.commands import launch
 from mesh.commands.coord import parser
 from mesh.scripts.agent import Ranks
@@ -78,6 +79,14 @@ def test_a_hostfile_that_is_empty_missing_or_too_small_is_refused(tmp_path: Path
         parse("localhost python=/opt/python", "hosts.txt")
     with pytest.raises(ConfigError, match="7 ranks on 6 slots"):
         ranks_on(parse(GOOD, "hosts.txt"), 7)
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="this system has no file without an end")
+def test_files_that_never_end_are_refused() -> None:
+    with pytest.raises(InputError, match=r"/dev/zero cannot be read.*it has more than 1,048,576 characters"):
+        read_hostfile(Path("/dev/zero"))
+    with pytest.raises(ConfigError, match=r"token file /dev/zero.*it has more than 1,048,576 characters"):
+        ask_for_token("/dev/zero")
 
 
 def test_every_rank_is_told_its_number_in_the_world_and_on_its_machine() -> None:
