@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from numpy.typing import NDArray
 
@@ -91,6 +92,7 @@ class AsyncMesh:
         self._loop = asyncio.get_running_loop()
         self._last: Started | None = None
         self._here: set[asyncio.Future[Any]] = set()  # calls computed in this process
+        self._sessions_here: WeakSet[Here] = WeakSet()  # likewise
         self._closing: asyncio.Future[None] | None = None
         self._room = ArgumentRoom(ARGUMENTS.most)  # of calls that were submitted, and of steps
 
@@ -692,8 +694,12 @@ class AsyncMesh:
             self._room.close(ConfigError("this mesh is closed"))
             for outputs in self._here:
                 outputs.cancel()
-            self._closing = asyncio.ensure_future(self._backend.close())
+            self._closing = asyncio.ensure_future(self._end())
         await asyncio.shield(self._closing)  # whoever asks, and gives up asking, it is done to the end
+
+    async def _end(self) -> None:
+        await asyncio.gather(*(session.close() for session in self._sessions_here))
+        await self._backend.close()
 
     async def __aenter__(self) -> AsyncMesh:
         return self
@@ -862,7 +868,9 @@ class AsyncMesh:
         if mode in HERE or (mode == "auto" and self.stays_here(stepping.work.strategy)):
             if name:
                 raise ends_with_this_program()
-            return AsyncSession(stepping, Here(stepping), self._room)
+            here = Here(stepping)
+            self._sessions_here.add(here)
+            return AsyncSession(stepping, here, self._room)
         named = (name, stepping.form) if name else ("", b"")
         state = Stateful(
             stepping.carries, stepping.returned_count, stepping.state_bytes, copies, every, ahead, replay_bytes, *named

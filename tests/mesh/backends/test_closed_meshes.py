@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gc
 import weakref
+from typing import Any
 
 import numpy as np
+import pytest
 
-from mesh import Mesh
+from mesh import AsyncMesh, Mesh
+from mesh.errors import Cancelled
 
 
 def test_a_handle_keeps_no_mesh_that_is_closed() -> None:
@@ -24,3 +27,18 @@ def test_a_handle_keeps_no_mesh_that_is_closed() -> None:
     gc.collect()
     assert [backend() for backend in backends] == [None] * 4
     assert handle.shape == (100_000,)
+
+
+async def test_sessions_in_this_process_end_with_their_mesh_as_those_on_workers_do() -> None:
+    def added(total: Any, x: Any) -> Any:
+        return total + x, total + x
+
+    mesh = await AsyncMesh.builder().build_async()
+    session = await mesh.session(added, np.float32(0), np.float32(0))
+    assert await session.step(np.float32(1)) == 1
+    await mesh.close()
+    with pytest.raises(Cancelled):
+        await session.step(np.float32(1))
+    with pytest.raises(Cancelled):
+        await session.state()
+    await session.close()
