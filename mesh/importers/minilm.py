@@ -8,6 +8,7 @@ time.  Tokens are cut at 256 and padded to a few fixed lengths, so that few grap
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
@@ -17,12 +18,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.errors import ConfigError
+from wire.errors import ConfigError, InputError
 
 from .. import nn
 from .. import numpy as mnp
 from ..core.array import Array
 from ..models.safetensors import load_safetensors
+from ..util.argument_checks import items, value_text
 
 WIDTH = 384
 HEADS = 12
@@ -90,9 +92,10 @@ def embed(mesh: Runner, sentences: Sequence[str], strategy: str = "auto") -> NDA
 
     ConfigError if the weights or the tokenizers package are not installed.
     """
+    work = batches(sentences)
     model = mesh.put(load_model())
-    result = np.zeros((len(sentences), WIDTH), np.float32)
-    for done in embed_batches(mesh, model, batches(sentences), strategy):
+    result = np.zeros((sum(len(batch.places) for batch in work), WIDTH), np.float32)
+    for done in embed_batches(mesh, model, work, strategy):
         result[list(done.batch.places)] = done.rows
     return result
 
@@ -111,8 +114,10 @@ def embed_batches(
 
 
 def batches(sentences: Sequence[str]) -> list[Batch]:
-    """Tokenised sentences in batches of 16, each padded to one of a few lengths; short ones first."""
-    tokens = [encoding.ids for encoding in tokenizer().encode_batch(list(sentences))]
+    """Tokenised sentences in batches of 16, each padded to one of a few lengths; short ones first.  InputError for what
+    is no text."""
+    texts = [_checked(sentence) for sentence in items(sentences, "of the sentences")]
+    tokens = [encoding.ids for encoding in tokenizer().encode_batch(texts)]
     groups: dict[int, list[int]] = {}
     for place, ids in enumerate(tokens):
         groups.setdefault(next(length for length in LENGTHS if len(ids) <= length), []).append(place)
@@ -155,6 +160,14 @@ def model_folder() -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError("the weights of all-MiniLM-L6-v2 are not installed", next_step=INSTALL)
     return Path(spec.submodule_search_locations[0]) / "model"
+
+
+def _checked(sentence: object) -> str:
+    if isinstance(sentence, str):
+        with suppress(UnicodeEncodeError):  # half of a surrogate pair
+            sentence.encode()
+            return sentence
+    raise InputError(f"a sentence is a text, not {value_text(sentence)}")
 
 
 def _layer(weights: Mapping[str, Any], prefix: str) -> nn.TransformerBlock:

@@ -181,11 +181,21 @@ _END = object()
 def data_of(data: Any, batch_size: int, shuffle: bool, seed: int, drop_last: bool) -> Data:
     """The data of arrays, by their rows, or of anything iterable, by its batches."""
     leaves = [] if isinstance(data, list) else tree.leaves(data)
-    if leaves and all(isinstance(leaf, Handle) or is_array_like(leaf) for leaf in leaves):
+    if leaves and all(map(_is_rows, leaves)):
         return ArrayData(data, batch_size, shuffle, seed, drop_last)
+    if not isinstance(data, list) and any(map(_is_rows, leaves)):
+        path, leaf = next((path, leaf) for path, leaf in tree.flatten_with_paths(data)[0] if not _is_rows(leaf))
+        raise InputError(
+            f"{path!r} of the data is a {type(leaf).__name__}, and no array",
+            next_step="Arrays are given as a tuple, fit((x, y)), and batches as a list",
+        )
     if isinstance(data, Iterable):
         return BatchData(data)
     raise InputError(f"{type(data).__name__} is no data", next_step="Pass arrays, or something to iterate of batches")
+
+
+def _is_rows(leaf: object) -> bool:
+    return isinstance(leaf, Handle) or is_array_like(leaf)
 
 
 def batch_of(batch: Any, place: int = 0) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from support.rounding import MINILM_MAX
 
 import mesh.numpy as mnp
 from mesh import Mesh
+from mesh.errors import InputError
 from mesh.importers.minilm import batches, embed, encode, load_model
 
 COSINE_MIN = 0.9999
@@ -58,3 +60,19 @@ def test_the_same_function_without_a_mesh_matches_the_reference() -> None:
         rows = np.asarray(encode(model, mnp.asarray(batch.ids), mnp.asarray(batch.mask)))
         result[list(batch.places)] = rows[: len(batch.places)]
     assert_matches(result)
+
+
+@pytest.mark.parametrize(
+    ("sentences", "said"),
+    [
+        (["one", 3], "a sentence is a text, not 3"),
+        ([b"one"], "a sentence is a text, not b'one'"),
+        (["one", "\ud800"], "a sentence is a text, not"),
+        ("one", "of the sentences a list is given, not 'one'"),
+        (3, "of the sentences a list is given, not 3"),
+    ],
+)
+def test_what_is_no_text_is_told(sentences: Any, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        batches(sentences)
+    assert batches([]) == []

@@ -64,6 +64,16 @@ CLIENT_REQUESTS: Mapping[type[Message], tuple[str, str]] = {
     AskAuthority: (ADMIN, "the mesh's authority"),
     RotateAuthority: (ADMIN, "the mesh's authority"),
 }
+# In the words of whoever asks: what takes more than the role of a client.
+TRIED: Mapping[type[Message], str] = {
+    PauseNode: "to pause or resume a worker",
+    RevokeNode: "to revoke a node",
+    AskTokens: "to list tokens",
+    CreateToken: "to create a token",
+    RevokeToken: "to revoke a token",
+    AskAuthority: "to see the mesh's authority",
+    RotateAuthority: "to rotate the mesh's authority",
+}
 
 
 def refusal(name: str, role: str, request: type[Message]) -> NotTrusted:
@@ -72,6 +82,6 @@ def refusal(name: str, role: str, request: type[Message]) -> NotTrusted:
     if needed == CLIENT:
         return NotTrusted(f"{name} is a {role}: only clients submit jobs and ask for them")
     return NotTrusted(
-        f"{name} has the role {role}: {request.__name__} needs the role {needed}",
+        f"{name} has the role {role}: {TRIED[request]} needs the role {needed}",
         next_step=f"Join with a token made by: mesh-coord token create --role {needed}",
     )

@@ -116,7 +116,7 @@ async def test_a_request_is_answered_with_what_is_wrong() -> None:
 
 async def test_a_role_that_is_too_low_is_told() -> None:
     guard = Guard(RecordingHandler(), Receiver.COORDINATOR, ALONE | {Relation.ADMIN: lambda link, body: False})
-    with pytest.raises(NotTrusted, match="them has the role operator: AskTokens needs the role admin"):
+    with pytest.raises(NotTrusted, match="them has the role operator: to list tokens needs the role admin"):
         await guard.on_request(sender("operator"), AskTokens())
 
 
