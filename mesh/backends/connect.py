@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from coordinator.authority.authority import Authority
 from coordinator.coordinator import Coordinator, CoordinatorConfig
-from wire.addresses import parse_address, shown
-from wire.errors import ConfigError, ConnectFailed, JoinRefused, MeshError, NoCoordinator, NotTrusted, WrongMesh
+from wire.addresses import shown
+from wire.errors import ConfigError, ConnectFailed, JoinRefused, MeshError, NoCoordinator, NotTrusted
 from wire.link.address_policy import is_loopback
 from wire.link.link import Link
-from wire.link.membership import Membership
 from wire.security.user_secret import new_secret, user_secret
-from wire.timeouts import Timeouts
 
 from ..core.backend import Backend
 from ..util.units import counted
@@ -122,7 +119,7 @@ async def _as_member(mesh: str, config: MeshConfig) -> tuple[Backend | None, Mes
     membership = await asyncio.to_thread(client_membership, mesh, timeouts=config.timeouts)
     for host, port in config.addresses:
         try:
-            remote = await _coordinator_at(mesh, host, port, membership, config.timeouts)
+            remote = await Remote.find(mesh, host, port, membership, config.timeouts)
         except NoCoordinator:
             break
         except (ConnectFailed, JoinRefused, NotTrusted) as error:
@@ -139,20 +136,6 @@ async def _as_member(mesh: str, config: MeshConfig) -> tuple[Backend | None, Mes
         remote.asks_reproducible = config.reproducible
         return remote, None
     return None, refused
-
-
-async def _coordinator_at(mesh: str, host: str, port: int, membership: Membership, timeouts: Timeouts) -> Remote:
-    """The coordinator at an address.  Where this client knew one there and nobody answers now, the one that took over
-    from it: the client remembers the addresses of both."""
-    try:
-        return await Remote.connect(mesh, host, port, membership, timeouts)
-    except ConnectFailed:
-        known, named = membership.coordinator, f"{shown(host)}:{port}"
-        for other in known if named in known else ():
-            with suppress(ConnectFailed, NotTrusted, ConfigError, WrongMesh):
-                if other != named:
-                    return await Remote.connect(mesh, *parse_address(other), membership, timeouts)
-        raise
 
 
 async def _as_coordinator(mesh: str, config: MeshConfig) -> Admission | None:

@@ -30,6 +30,7 @@ from wire.errors import (
     NotTrusted,
     ProtocolError,
     RemoteError,
+    WrongMesh,
 )
 from wire.ir.codec import hash_array, tensor_bytes
 from wire.ir.graph import WireGraph
@@ -211,6 +212,20 @@ class Remote:
         remote._lasting.keep("keeping the certificate", membership.keep)
         remote._lasting.keep("the watch over the link", remote._watch.run)
         return remote
+
+    @staticmethod
+    async def find(mesh: str, host: str, port: int, membership: Membership, timeouts: Timeouts) -> Remote:
+        """The coordinator at an address.  Where this client knew one there and nobody answers now, the one that took
+        over from it: the client remembers the addresses of both."""
+        try:
+            return await Remote.connect(mesh, host, port, membership, timeouts)
+        except ConnectFailed:
+            known, named = membership.coordinator, f"{shown(host)}:{port}"
+            for other in known if named in known else ():
+                with contextlib.suppress(ConnectFailed, NotTrusted, ConfigError, WrongMesh):
+                    if other != named:
+                        return await Remote.connect(mesh, *parse_address(other), membership, timeouts)
+            raise
 
     # -- Backend
 

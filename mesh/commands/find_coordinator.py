@@ -44,7 +44,8 @@ def check_there(path: str) -> None:
 
 
 async def connect(options: argparse.Namespace) -> Remote:
-    """The coordinator named by flag or environment, else the one of this mesh on this machine."""
+    """The coordinator named by flag or environment, or the one that took over from it; else the one of this mesh on
+    this machine."""
     from ..backends.enrolment import client_membership, coordinators_here
     from ..backends.remote import Remote
 
@@ -54,7 +55,7 @@ async def connect(options: argparse.Namespace) -> Remote:
     times = timeouts(options, CLIENT)
     membership = await asyncio.to_thread(client_membership, mesh, where=where, timeouts=times)
     if address is not None:
-        return await Remote.connect(mesh, *address, membership, times)
+        return await Remote.find(mesh, *address, membership, times)
     why = ""  # of those that were there once
     for known in dict.fromkeys((*membership.coordinator, *coordinators_here(mesh))):
         try:

@@ -165,6 +165,7 @@ def test_without_voters_it_takes_the_operators_word_and_no_job_is_lost(tmp_path:
         assert site.ask(SECOND, "promote", "--name", SECOND, "--json") == '{"name": "second", "serves": true}\n'
         second = site.takes_over()
         assert jobs(second) == {"kept": "queued"}
+        assert "kept" in site.ask(FIRST, "status")
         for called in (by_name, before):
             assert coordinator_of(site.envs[FIRST], called, site.ports[SECOND]) == second.address
         with sites.working(tmp_path, site.envs[FIRST], second.address, ("one",)):

@@ -23,7 +23,8 @@ def end_when_idle_and_lost(connection: socket.socket, within_s: float) -> None:
 
 
 def end_when_lost(connection: socket.socket, within_s: float) -> None:
-    """The same, and where the other machine acknowledges nothing that was sent, or reads nothing, for so long."""
+    """Have the system end a connection also where the other machine acknowledges nothing that was sent, or reads
+    nothing, for so long."""
     end_when_idle_and_lost(connection, within_s)
     _set(connection, socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", within_s * 1000)
 
