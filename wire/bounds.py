@@ -506,7 +506,7 @@ EARLY_REFUSED = Bound(
     "worker",
     "Steps of one plan that are refused since a tensor for them found no room, or its sender went.",
     REFUSES,
-    "All later steps of the plan are refused, too.",
+    "All steps between the further ones are refused, too.",
     unit="steps",
     most=1024,
 )

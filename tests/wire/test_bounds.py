@@ -96,7 +96,7 @@ FILLED: Mapping[str, str] = {  # a test that fills it with the real part, and se
     "EARLY_TENSORS": "tests/worker/state/test_worker_state.py::"
     "test_pushes_before_their_run_are_bounded_and_the_run_is_refused_rather_than_hung",
     "EARLY_OF_ONE": "tests/wire/test_full_queues.py::test_no_sender_has_more_than_its_own_room",
-    "EARLY_REFUSED": "tests/wire/test_full_queues.py::test_of_many_steps_without_room_all_later_ones_are_refused",
+    "EARLY_REFUSED": "tests/wire/test_full_queues.py::test_of_many_steps_without_room_all_between_are_refused",
     "EARLY_COUNT": "tests/wire/test_full_queues.py::test_tensors_that_are_early_are_counted",
     "GRAPHS": "tests/worker/state/test_worker_state.py::test_graph_encodings_are_kept_up_to_a_size_and_the_oldest_go",
     "SUSPENDED_RUNS": "tests/worker/state/test_time_slices.py::test_so_many_are_suspended_and_the_device_computes",

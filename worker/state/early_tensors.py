@@ -36,8 +36,9 @@ class _Steps:
     """The steps of one plan that a sender was refused room for, or that lost what it left."""
 
     errors: dict[int, MeshError] = field(default_factory=dict)
-    last: MeshError | None = None  # too many to tell apart: it holds for every step from `first` on
+    last: MeshError | None = None  # too many to tell apart: it holds for every step from `first` to `until`
     first: int = 0
+    until: int = 0
 
 
 class EarlyTensors:
@@ -113,6 +114,7 @@ class EarlyTensors:
             refused.errors[step] = error
         else:
             refused.first = min(step, refused.first) if refused.last else step
+            refused.until = max(step, refused.until)
             refused.last = error
         return actions
 
@@ -122,7 +124,7 @@ class EarlyTensors:
         if refused is None:
             return None
         known = refused.errors.get(step)
-        if known is None and refused.last is not None and step >= refused.first:
+        if known is None and refused.last is not None and refused.first <= step <= refused.until:
             known = refused.last
         return None if known is None else known.copy()
 
