@@ -13,7 +13,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,12 +30,14 @@ NAME = re.compile(r"(?:rank|failed-[0-9a-f]{16})-(?P<rank>\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What one rank wrote down: its directory of ring buffers, its machine, and its listener's address if any."""
+    """What one rank wrote down: its directory of ring buffers, its machine, its listener's address if any, and once it
+    has all notes what they are."""
 
     directory: str
     host: str = ""
     addresses: tuple[str, ...] = ()
     port: int = 0
+    met: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,27 +48,30 @@ class Meeting:
     rank: int
     host: str = ""
 
-    def come(self, note: Note) -> None:
-        """Leave a note; ConfigError if a living process is this rank already."""
-        present = _note(_read(self.path / f"rank-{self.rank}"))
-        if present is not None and self._holds(present):
+    def meet(self, note: Note, others: Set[int], timeout_s: float) -> dict[int, Note]:
+        """Leave a note; the notes of the other ranks, once all have come and have the same notes before them.
+
+        A rank that leaves and comes again may find another one's note of the meeting before.  ConfigError if a living
+        process is this rank already, DeadlineExceeded naming those that did not come.
+        """
+        present = self._believed(self.rank)
+        if present is not None:
             raise ConfigError(
                 f"another process is rank {self.rank} already, in {self.path}",
                 next_step="Give every rank a number of its own, and every program a folder of its own",
             )
         self._write(f"rank-{self.rank}", dataclasses.asdict(note))
-
-    def others(self, ranks: Iterable[int], timeout_s: float) -> dict[int, Note]:
-        """The notes of these ranks, once all have come; DeadlineExceeded naming those that have not."""
         notes: dict[int, Note] = {}
-        missing = set(ranks)
-        end_s = time.monotonic() + timeout_s
+        missing, end_s = {*others}, time.monotonic() + timeout_s
         while missing:
-            for rank in sorted(missing):
-                note = _note(_read(self.path / f"rank-{rank}"))
-                if note is not None and self._holds(note):
-                    notes[rank] = note
-            missing -= notes.keys()
+            notes |= {rank: found for rank in sorted(missing) if (found := self._believed(rank)) is not None}
+            missing = others - notes.keys()
+            if not missing:
+                met = _met({**notes, self.rank: note})
+                if note.met != met:
+                    note = dataclasses.replace(note, met=met)
+                    self._write(f"rank-{self.rank}", dataclasses.asdict(note))
+                missing = {rank for rank in others if notes[rank].met != met}
             if missing and time.monotonic() > end_s:
                 named = ", ".join(map(str, sorted(missing)))
                 raise DeadlineExceeded(
@@ -96,9 +101,10 @@ class Meeting:
                 return from_fields(fields)
         return None
 
-    def _holds(self, note: Note) -> bool:
-        """Whether a note is believed: of another machine's processes that machine knows."""
-        return note.host != self.host or SharedDir.lives(Path(note.directory))
+    def _believed(self, rank: int) -> Note | None:
+        """The note of a rank, if there is one and its process lives: that of another machine's, only that knows."""
+        note = _note(_read(self.path / f"rank-{rank}"))
+        return note if note is not None and (note.host != self.host or SharedDir.lives(Path(note.directory))) else None
 
     def _write(self, name: str, what: Mapping[str, object]) -> None:
         try:
@@ -135,6 +141,11 @@ def life_of(directory: Path) -> Callable[[], bool]:
         return SharedDir.lives(directory)
 
     return alive
+
+
+def _met(notes: Mapping[int, Note]) -> str:
+    """The same text for the same notes."""
+    return _digest("\n".join(notes[rank].directory for rank in sorted(notes)))
 
 
 def _digest(group: str) -> str:

@@ -234,8 +234,8 @@ def _begin(settings: RankSettings) -> World:
         """All ranks have made their ring buffers when they come."""
         if settings.size > 1:
             where = (door.addresses, door.port) if door is not None else ()
-            meeting.come(Note(str(own.path), host, *where))
-            notes.update(meeting.others(set(range(settings.size)) - {settings.rank}, settings.timeout_s))
+            others = set(range(settings.size)) - {settings.rank}
+            notes.update(meeting.meet(Note(str(own.path), host, *where), others, settings.timeout_s))
 
     try:
         neighbours = Neighbours(own, meeting, notes, settings.hosts, door)

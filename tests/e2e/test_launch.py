@@ -59,6 +59,13 @@ child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(1
 print(os.getppid(), os.getpid(), child.pid)
 time.sleep(1000)
 """
+AGAIN = """
+import mesh
+
+for round in range(20):
+    assert mesh.init().all_gather([mesh.rank() * round]).tolist() == [0, round, 2 * round]
+    mesh.shutdown()
+"""
 FAILS = "import os, sys, time\nif os.environ['MESH_RANK'] == '1': sys.exit(7)\ntime.sleep(1000)\n"
 BY_HAND = """
 import os, sys
@@ -102,6 +109,12 @@ def test_four_ranks_exchange_arrays(tmp_path: Path, script: Path) -> None:
         f"{list(columns[rank % 2])} ['--flag', 'a b']"
         for rank in range(4)
     ]
+
+
+def test_ranks_leave_and_come_again_as_often_as_they_like(tmp_path: Path, script: Path) -> None:
+    script.write_text(AGAIN)
+    done = run("coord", "launch", "-n", "3", str(script), env=environment(tmp_path))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_the_first_exit_code_that_is_not_0_ends_all_and_is_the_commands(

@@ -34,8 +34,7 @@ def as_ranks(
 
         def meet() -> None:
             where = (("127.0.0.1",), door.port) if door is not None else ()
-            meeting.come(Note(str(own.path), host, *where))
-            notes.update(meeting.others(set(range(n)) - {rank}, LONG_S))
+            notes.update(meeting.meet(Note(str(own.path), host, *where), set(range(n)) - {rank}, LONG_S))
 
         with contextlib.closing(own):
             world = None

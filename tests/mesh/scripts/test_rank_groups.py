@@ -5,12 +5,15 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from ml_dtypes import bfloat16
+from support.processes.commands import wait_for
 from support.rank_groups import as_ranks
 
 import mesh
@@ -399,24 +402,52 @@ def test_arrays_that_a_method_does_not_take_leave_the_group_as_it_was(tmp_path: 
 
 
 def test_two_processes_cannot_be_the_same_rank_but_a_note_of_a_dead_one_is_not_believed(tmp_path: Path) -> None:
-    one, other = SharedDir.create(tmp_path), SharedDir.create(tmp_path)
-    Meeting(tmp_path, 0).come(Note(str(one.path)))
-    with pytest.raises(ConfigError, match="rank 0 already"):
-        Meeting(tmp_path, 0).come(Note(str(other.path)))
-    Meeting(tmp_path, 0).leave(other)
-    assert Meeting(tmp_path, 1).others({0}, 0.0) == {0: Note(str(one.path))}
+    one, other, third = (SharedDir.create(tmp_path) for _ in range(3))
     with pytest.raises(DeadlineExceeded, match="rank 1 to come"):
-        Meeting(tmp_path, 0).others({1}, 0.0)
+        Meeting(tmp_path, 0).meet(Note(str(one.path)), {1}, 0.0)
+    with pytest.raises(ConfigError, match="rank 0 already"):
+        Meeting(tmp_path, 0).meet(Note(str(other.path)), {1}, 0.0)
+    Meeting(tmp_path, 0).leave(other)
+    assert (tmp_path / "rank-0").exists(), "it is not of that process"
     assert life_of(one.path)()
     one.close()
     assert not life_of(one.path)()
     with pytest.raises(DeadlineExceeded, match="rank 0 to come"):
-        Meeting(tmp_path, 1).others({0}, 0.0)
-    Meeting(tmp_path, 0).come(Note(str(other.path)))
-    assert Meeting(tmp_path, 1).others({0}, 0.0) == {0: Note(str(other.path))}
+        Meeting(tmp_path, 1).meet(Note(str(third.path)), {0}, 0.0)
+    Meeting(tmp_path, 1).leave(third)
+    assert met(tmp_path, other, third) == [str(third.path), str(other.path)]
     Meeting(tmp_path, 0).leave(other)
+    Meeting(tmp_path, 1).leave(third)
     assert not list(tmp_path.glob("rank-*"))
     other.close()
+    third.close()
+
+
+def met(folder: Path, *own: SharedDir) -> list[str]:
+    """The directory of the other one, as each of two ranks finds it."""
+    notes = [partial(Meeting(folder, rank).meet, Note(str(own[rank].path)), {1 - rank}, 60.0) for rank in (0, 1)]
+    with ThreadPoolExecutor(2) as ranks:
+        return [found[1 - rank].directory for rank, found in enumerate(ranks.map(lambda meet: meet(), notes))]
+
+
+def test_a_rank_that_comes_again_waits_for_those_that_are_still_of_the_meeting_before(tmp_path: Path) -> None:
+    before, after = ([SharedDir.create(tmp_path) for _ in range(2)] for _ in range(2))
+    assert met(tmp_path, *before) == [str(before[1].path), str(before[0].path)]
+    Meeting(tmp_path, 0).leave(before[0])
+
+    def again(rank: int) -> str:
+        meeting = Meeting(tmp_path, rank)
+        if rank == 1:
+            note = tmp_path / "rank-0"
+            wait_for(lambda: note.exists() and str(after[0].path) in note.read_text())
+            time.sleep(0.05)  # the other one finds the note that goes now
+            meeting.leave(before[1])
+        return meeting.meet(Note(str(after[rank].path)), {1 - rank}, 60.0)[1 - rank].directory
+
+    with ThreadPoolExecutor(2) as ranks:
+        assert [*ranks.map(again, (0, 1))] == [str(after[1].path), str(after[0].path)]
+    for own in (*before, *after):
+        own.close()
 
 
 def test_several_machines_without_certificates_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
