@@ -183,7 +183,7 @@ def data_of(data: Any, batch_size: int, shuffle: bool, seed: int, drop_last: boo
     leaves = [] if isinstance(data, list) else tree.leaves(data)
     if leaves and all(map(_is_rows, leaves)):
         return ArrayData(data, batch_size, shuffle, seed, drop_last)
-    if not isinstance(data, list) and any(map(_is_rows, leaves)):
+    if isinstance(data, tuple | dict) and any(map(_is_rows, leaves)):
         path, leaf = next((path, leaf) for path, leaf in tree.flatten_with_paths(data)[0] if not _is_rows(leaf))
         raise InputError(
             f"{path!r} of the data is a {type(leaf).__name__}, and no array",

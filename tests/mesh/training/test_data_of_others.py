@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -88,6 +89,23 @@ def test_a_dataloader_of_torch_is_data() -> None:
     by_name = [{"x": torch.tensor(x), "y": torch.tensor(y)} for x, y in zip(X, Y, strict=True)]
     named = DistributedTrainer(lambda params, batch: loss(params, **batch), {"w": np.zeros((4, 1), np.float32)})
     assert named.fit(data.DataLoader(by_name, batch_size=8), epochs=2).rows == 2 * len(X)
+
+
+@dataclass(frozen=True)
+class Halves:
+    """Batches of one's own, which would be a tree of arrays without its number."""
+
+    x: np.ndarray
+    y: np.ndarray
+    size: int
+
+    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for first in range(0, len(self.x), self.size):
+            yield self.x[first : first + self.size], self.y[first : first + self.size]
+
+
+def test_a_dataclass_of_arrays_that_iterates_batches_is_data() -> None:
+    np.testing.assert_array_equal(fitted(Halves(X, Y, 8)), fitted((X, Y)))
 
 
 NO_DATA: list[tuple[str, Any]] = [
