@@ -38,7 +38,16 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
 
-from wire.errors import BlobError, Cancelled, DeadlineExceeded, DeviceLost, MeshError, OutOfMemory, StaleGeneration
+from wire.errors import (
+    BlobError,
+    Cancelled,
+    DeadlineExceeded,
+    DeviceLost,
+    MeshError,
+    OutOfMemory,
+    QueueFull,
+    StaleGeneration,
+)
 from wire.policy.redundancy import OF_SESSIONS, copies_of
 from wire.timeouts import Timeouts
 
@@ -93,6 +102,7 @@ class SessionState(PlanLifecycle[CurrentPlan]):
             dict[str, None](),
         )  # since a step was done: failures, and the workers that died, by name
         self._compiles_lost, self._late_plans = 0, 0  # devices lost while they compiled, and plans not made in time
+        self._ahead = policy.ahead  # steps in flight, or as many as workers had room for
         self._timeout, self._avoided = StepTimeout(), AvoidedWorkers()
         self._away = False  # the worker that left last may return with its state
         self._alone, self._return = Wait(), Wait()  # for any worker, and for those that have what is left
@@ -515,7 +525,7 @@ class SessionState(PlanLifecycle[CurrentPlan]):
             return []
         wanted = min((read.value for read in self._reads.values()), default=self._asked)
         actions: list[ev.Action] = []
-        while (number := plan.next_number) < min(self._asked, wanted, self._safe + self.policy.ahead):
+        while (number := plan.next_number) < min(self._asked, wanted, self._safe + self._ahead):
             self._timeout.began(now)
             actions += self._run(plan, number, now, committed=max(self._safe - plan.start, 0))
         return actions
@@ -545,6 +555,8 @@ class SessionState(PlanLifecycle[CurrentPlan]):
         return actions
 
     def _when_not_run(self, plan: CurrentPlan, event: ev.RunFailed, now: float) -> list[ev.Action]:
+        if isinstance(event.error, QueueFull):  # a worker had no room for what came for so many steps at once
+            self._ahead = max(min(self._ahead, len(plan.steps)) // 2, 1)
         if event.error.retry:
             return self._fail(event.error, now)
         number = plan.start + event.step

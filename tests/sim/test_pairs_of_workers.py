@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
+import numpy as np
 import pytest
 from support.simulated.simulated import Job, simulate
 
+import mesh.numpy as mnp
 from coordinator.planning.model.profiles import CLIENT, LAN
 from coordinator.workers.link_table import RETRY_S_FIRST, ProbeResult
+from mesh import Mesh
 from mesh.simulation.cluster import COORDINATOR, Cluster
 from mesh.simulation.engine_host import Device
+from mesh.simulation.loop import VirtualLoop
 from mesh.simulation.virtual_network import Conditions
 
 
@@ -181,14 +186,42 @@ def test_workers_that_are_cut_off_from_each_other_while_they_work_go_on_through_
     simulate(scenario)
 
 
+def little_room(cluster: Cluster) -> None:
+    """Have a worker hear of steps much later than of what another one computes for them, and room for two tensors
+    beside those of the first."""
+    for name in cluster.names:
+        early = cluster._running(name).shell.machine._steps.early
+        early._bytes_max, early._bytes_of_one_max = 2048, 2048
+    cluster.network.set_way(COORDINATOR, "sim-1", Conditions(delay_s=1.0))
+
+
 def test_calls_whose_tensors_come_long_before_their_step_begins_there_wait_for_room() -> None:
     async def scenario(cluster: Cluster) -> None:
         job = Job.chain("pipeline")
         assert await job.ask(cluster)
-        for name in cluster.names:
-            early = cluster._running(name).shell.machine._steps.early
-            early._bytes_max, early._bytes_of_one_max = 2048, 2048  # two tensors, beside the first
-        cluster.network.set_way(COORDINATOR, "sim-1", Conditions(delay_s=1.0))
+        little_room(cluster)
         assert all(await asyncio.gather(*(job.ask(cluster) for _ in range(40))))
 
     simulate(scenario, devices=[Device(dispatch_s=0.001)] * 2)
+
+
+def test_a_session_whose_tensors_find_no_room_has_fewer_steps_in_flight() -> None:
+    x = np.ones((16, 16), np.float32)
+
+    def step(total: Any, x: Any) -> Any:
+        for _ in range(12):
+            x = mnp.tanh(x)
+        return total + x, total + x
+
+    async def scenario() -> None:
+        async with await Mesh.builder().mesh("sim").simulate(2).build_async() as mesh:
+            session = await mesh.session(step, np.zeros_like(x), x, strategy="pipeline", ahead=32)
+            once = await session.step(x)
+            little_room(mesh.simulation)
+            sums = await asyncio.gather(*(session.step(x) for _ in range(40)))
+            for count, found in enumerate(sums, 2):
+                np.testing.assert_allclose(found, count * once, rtol=1e-5)
+            await session.close()
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(scenario())
