@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from wire.errors import Cancelled, MeshError, PlacementError
+from wire.errors import Cancelled, InputError, MeshError, PlacementError
 from wire.policy.strategies import DeviceMap, Strategy, strategy_of
 from wire.system.memory import default_budget
 from wire.system.steady_log import steady_logger
@@ -318,10 +318,18 @@ class ReplicaSet:
         for place, group in enumerate(groups):
             plain = (int(self._options.replicas) - place - 1) // len(groups) + 1
             kept = next((one for one in before if set(one.group) & set(group)), None)
-            new = self._new(group, plain, memory)
-            if kept is None or kept.kv_bytes > new.kv_bytes:  # it has more batches now, which divide its memory
-                replicas.append(new)
+            if kept is None:
+                replicas.append(self._new(group, plain, memory))
                 continue
+            if plain > kept.plain:  # its batches divide its memory
+                try:
+                    new = self._new(group, plain, memory)
+                except InputError:  # a share would hold no page
+                    plain = kept.plain
+                else:
+                    if new.kv_bytes < kept.kv_bytes:
+                        replicas.append(new)
+                        continue
             if kept.group != group:
                 kept.group, kept.strategy = group, self._strategy(group)
                 for _, batch in kept.all():

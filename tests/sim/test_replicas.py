@@ -11,10 +11,12 @@ from support.cases.language import golden_model
 from mesh import AsyncInferenceServer, AsyncMesh, Mesh
 from mesh.errors import MeshError, QueueFull
 from mesh.inference import Generating
-from mesh.inference.generation_runner import TokenStream
+from mesh.inference.generation_runner import TokenStream, text_of
+from mesh.inference.kv_cache_step import page_bytes
 from mesh.inference.replica_set import ReplicaSet
 from mesh.inference.settings import Options, Sampling
 from mesh.simulation.loop import VirtualLoop
+from wire.ir.dtypes import F32
 from wire.policy.strategies import Single
 
 PROMPTS = [[3 + place, 4, 5] for place in range(8)]
@@ -95,20 +97,25 @@ def test_texts_of_a_replica_whose_worker_goes_are_the_same_elsewhere(how: str) -
     run(work())
 
 
-def test_batches_that_share_a_worker_after_a_death_divide_its_memory_for_keys_and_values() -> None:
+@pytest.mark.parametrize(("kv_pages", "batches"), [(64, 2), (3, 1)], ids=["divided", "too little to divide"])
+def test_batches_that_share_a_worker_after_a_death_divide_its_memory_for_keys_and_values(
+    kv_pages: int, batches: int
+) -> None:
     how = Sampling(HOW["temperature"], seed=HOW["seed"])
 
     async def work() -> None:
         async with await simulated(2) as own:
-            options = Options(max_batch=1, replicas=2, kv_budget=1 << 20)
-            replicas = await ReplicaSet.open(own, golden_model("llama"), options, queue=16)
+            model = golden_model("llama")
+            kv_bytes = kv_pages * page_bytes(text_of(model).decoder, F32)
+            options = Options(max_batch=1, replicas=2, kv_budget=kv_bytes)
+            replicas = await ReplicaSet.open(own, model, options, queue=16)
             streams = [replicas.begin(prompt, 20, how, ()) for prompt in PROMPTS]
             said = [[await anext(stream)] for stream in streams[:2]]
             own.simulation.kill(own.simulation.names[0])
             said = [first + await to_the_end(stream) for first, stream in zip([*said, *[[]] * 6], streams, strict=True)]
             assert said == spoken()
-            assert (len(replicas.groups()), len(replicas.batches())) == (1, 2)
-            assert sum(batch._pages_max * batch._page_bytes for batch in replicas.batches()) <= 1 << 20
+            assert (len(replicas.groups()), len(replicas.batches())) == (1, batches)
+            assert sum(batch._pages_max * batch._page_bytes for batch in replicas.batches()) <= kv_bytes
             await replicas.close()
 
     run(work())
