@@ -285,8 +285,7 @@ def _colocation(graph: WireGraph, profiles: Profiles, state: Stateful) -> StateC
     index, carries = GraphIndex.of(graph), dict(state.carries)
     carried = {node for node in graph.params if graph.nodes[node].attrs["name"] in carries}
     held = {leaf: size * (state.values if leaf in carried else 1) for leaf, size in index.leaf_bytes.items()}
-    returned_nodes = set(graph.outputs[: state.returned_count])
-    returned = frozenset(unit for unit in index.outputs if returned_nodes & set(index.members[unit]))
+    returned = index.returned.intersection(graph.outputs[: state.returned_count])
     model = CostModel(graph, profiles, replace(index, leaf_bytes=held, returned=returned))
     return StateColocation(model, {name: graph.outputs[position] for name, position in carries.items()})
 

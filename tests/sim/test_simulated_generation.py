@@ -19,6 +19,7 @@ from mesh.inference.drafting import Drafter
 from mesh.inference.kv_cache_step import page_bytes
 from mesh.simulation.loop import VirtualLoop
 from wire.ir.dtypes import F32
+from wire.limits import KIB
 
 REFERENCE: dict[str, Any] = json.loads((GOLDEN / "generation.json").read_text())["llama"]
 
@@ -244,3 +245,35 @@ async def _disturbed_rooms(seed: int, folder: Path) -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_batches_that_grow_and_shrink_while_workers_die(seed: int, tmp_path: Path) -> None:
     run(_disturbed_rooms(seed, tmp_path))
+
+
+async def _sent_for_a_step(model: mesh.Model) -> tuple[float, int]:
+    """The bytes that two workers send one another for a step of eight texts, and those that their plan has."""
+    async with await Mesh.builder().mesh("sim").simulate(2).build_async() as own:
+        cluster = own.simulation
+        generating = Generating(own, model, slots=8, strategy="pipeline")
+
+        def sent() -> int:
+            workers = [cluster._running(name)._endpoint for name in cluster.names]
+            links = [link for worker in workers for link in worker.links.values() if link.peer.role == "worker"]
+            return sum(sum(link.bytes_sent.values()) for link in links)
+
+        await asyncio.sleep(10)  # until their link is measured
+        streams = [generating.begin([3, 4 + at], 60, ends=()) for at in range(8)]
+        for _ in range(10):  # until all texts read by one token
+            await asyncio.gather(*(anext(stream) for stream in streams))
+        (session,) = cluster.coordinator.sessions._open
+        plan, before = session.plan, sent()
+        for _ in range(40):
+            await asyncio.gather(*(anext(stream) for stream in streams))
+        after = sent()
+        await generating.close()
+        planned = {(edge.source, plan.parts[edge.part].node): edge.size_bytes for edge in plan.edges}
+        crossing = [size for (source, node), size in planned.items() if plan.parts[source.part].node != node]
+        return (after - before) / 40, sum(crossing)
+
+
+def test_a_plan_counts_what_the_workers_of_a_pipeline_send_one_another(tmp_path: Path) -> None:
+    """Eight tokens of 256 numbers, of the 128 that there is room for, and no keys and values."""
+    sent, planned = run(_sent_for_a_step(mesh.load(gpt2_folder(tmp_path, layers=4, width=256))))
+    assert 8 * 256 * 4 <= planned <= sent <= planned + 2 * KIB, "messages have headers"

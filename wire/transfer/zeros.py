@@ -23,3 +23,8 @@ def zeros_behind(data: memoryview) -> int:
             break
         end, step = begin, 2 * step
     return (len(blocks) - end) * BLOCK
+
+
+def bytes_in_front(size_bytes: int, used_bytes: int) -> int:
+    """How many bytes of a tensor travel if all behind the first `used_bytes` are 0."""
+    return size_bytes - min(size_bytes - used_bytes, max(size_bytes - 1, 0)) // BLOCK * BLOCK

@@ -98,7 +98,8 @@ class CostModel:
     """A graph on a set of machines.  PlacementError if some unit can run nowhere.
 
     `device`, `site` and `seconds` are by worker and unit: the first device that can compute the unit, its site, and how
-    long it takes there; -1, -1 and infinity where the worker cannot.  `able` are by unit the workers that can.
+    long it takes there; -1, -1 and infinity where the worker cannot.  `able` are by unit the workers that can, and
+    `sent_bytes` what others may be sent of its results.
     """
 
     def __init__(
@@ -130,6 +131,8 @@ class CostModel:
         able = [[w for w, row in enumerate(devices) if row[kind] >= 0] for kind in range(len(self._kinds))]
         self.able: Sequence[Sequence[int]] = [able[kind] for kind in self.kind_of]
         self._check_able()
+        self._returned = self._find_returned()
+        self.sent_bytes = self._bytes_of_units()
         self._readers = [(unit, leaves) for unit, leaves in enumerate(self.index.leaves) if leaves]
 
     def _kinds_of_units(self) -> tuple[list[tuple[Kind, DeviceName | None]], list[int]]:
@@ -140,6 +143,20 @@ class CostModel:
         pairs = [(kind, self.pinned.get(node)) for kind, node in zip(of, self.index.units, strict=True)]
         numbers = {pair: number for number, pair in enumerate(dict.fromkeys(pairs))}
         return [(each[kind], pin) for kind, pin in numbers], [numbers[pair] for pair in pairs]
+
+    def _find_returned(self) -> list[tuple[Unit, GraphNode]]:
+        """The results that the client is sent, each with the unit that makes it."""
+        returned, units = self.index.returned, self.index.outputs
+        return [(unit, node) for unit in sorted(units) for node in self.index.members[unit] if node in returned]
+
+    def _bytes_of_units(self) -> list[int]:
+        """The bytes of those results of each unit that others read, as they travel between most workers."""
+        types, sent = self.graph.types, self.index.sent_bytes
+        near = len(self._near) == len(self.profiles.workers)
+        sizes = [0] * len(self.index.units)
+        for unit, node in {pair: None for reads in self.index.reads for pair in reads}:
+            sizes[unit] += types[node].size_bytes if near else sent[node]
+        return sizes
 
     def _by_unit(self, rows: Sequence[Sequence[T]]) -> list[Sequence[T]]:
         """Rows by kind as rows by unit; workers that are alike share one."""
@@ -298,21 +315,22 @@ class CostModel:
         traffic = _Traffic([0] * len(self.profiles.workers), [0] * len(self.sites))
         self._count_results(traffic, assignment, keys)
         self._count_leaves(traffic, assignment, keys)
-        for unit in self.index.returned:
+        types = self.graph.types
+        for unit, node in self._returned:
             if unit < len(keys):
                 key = keys[unit]
                 traffic.leaving.add(unit)
-                traffic.returned[key] = traffic.returned.get(key, 0) + self.index.out_bytes[unit]
+                traffic.returned[key] = traffic.returned.get(key, 0) + types[node].size_bytes
         return traffic
 
     def _count_results(self, traffic: _Traffic, assignment: Assignment, keys: Sequence[PartKey]) -> None:
         """Results that a part reads of another: held once per site, sent once per worker."""
-        sites, out_bytes, operands_of = len(self.sites), self.index.out_bytes, self.index.operands
-        held: set[tuple[Unit, SiteIndex]] = set()
-        sent: set[tuple[Unit, int]] = set()  # to a worker
+        sites, types, reads_of = len(self.sites), self.graph.types, self.index.reads
+        held: set[tuple[GraphNode, SiteIndex]] = set()
+        sent: set[tuple[GraphNode, int]] = set()  # to a worker
         last_reader = traffic.last_reader = [-1] * len(keys)
         for unit, key in enumerate(keys):
-            for operand in operands_of[unit]:
+            for operand, node in reads_of[unit]:
                 source = keys[operand]
                 if source == key:
                     last_reader[operand] = unit
@@ -320,17 +338,25 @@ class CostModel:
                 worker = assignment[unit]
                 traffic.leaving.add(operand)
                 traffic.waits.setdefault(key, set()).add(source)
-                size = out_bytes[operand]
                 site = key % sites
-                if (operand, site) not in held:
-                    held.add((operand, site))
-                    traffic.held[site] += size
-                if (operand, worker) not in sent:
-                    sent.add((operand, worker))
+                if (node, site) not in held:
+                    held.add((node, site))
+                    traffic.held[site] += types[node].size_bytes
+                if (node, worker) not in sent:
+                    sent.add((node, worker))
+                    size = self._sent_bytes(node, assignment[operand], worker)
                     sends = traffic.sends.setdefault(source, {})
                     sends[worker] = sends.get(worker, 0) + size
                     if assignment[operand] != worker:
                         traffic.bytes_in[worker] += size
+
+    def _sent_bytes(self, node: GraphNode, source: int, target: int) -> int:
+        """The bytes of a result that go from one worker to another."""
+        size, sent = self.graph.types[node].size_bytes, self.index.sent_bytes[node]
+        if size == sent:
+            return size
+        workers = self.profiles.workers
+        return size if self.profiles.sends_zeros(workers[source].node_id, workers[target].node_id) else sent
 
     def _count_leaves(self, traffic: _Traffic, assignment: Assignment, keys: Sequence[PartKey]) -> None:
         """Leaves that a part reads: held once per site; the inputs among them are sent once per worker."""

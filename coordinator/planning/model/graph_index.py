@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from wire.ir.graph import WireGraph
 
 from .liveness import DUPLICATED
+from .sent_bytes import fronts, sent_bytes
 from .unit_work import kinds_of, units_of
 
 Unit = int  # a position in `units`
@@ -27,16 +28,18 @@ class GraphIndex:
     units: tuple[GraphNode, ...]  # the node of each, of siblings the first
     members: tuple[tuple[GraphNode, ...], ...]  # the nodes of each
     operands: tuple[tuple[Unit, ...], ...]  # the units that it reads
+    reads: tuple[tuple[tuple[Unit, GraphNode], ...], ...]  # the results that it reads, each with the unit that makes it
     leaves: tuple[tuple[GraphNode, ...], ...]  # the leaves that it reads
     out_bytes: tuple[int, ...]  # of all its results
     scratch_bytes: tuple[int, ...]  # what it needs besides operands and results while it runs
     consumers: tuple[tuple[Unit, ...], ...]  # the units that read it
+    sent_bytes: Mapping[GraphNode, int]  # of each result that a unit reads, those that travel to another machine
     sibling_readers: Mapping[GraphNode, frozenset[Unit]]  # the units that read this one of several siblings
     leaf_bytes: Mapping[GraphNode, int]
     inputs: frozenset[GraphNode]
     output_nodes: frozenset[GraphNode]
     outputs: frozenset[Unit]  # units that make outputs of the graph
-    returned: frozenset[Unit]  # those of them whose results the client is sent
+    returned: frozenset[GraphNode]  # those of the output nodes that the client is sent
 
     @classmethod
     def of(cls, graph: WireGraph) -> GraphIndex:
@@ -48,6 +51,9 @@ class GraphIndex:
         unit_of |= {index: unit_of[of] for index, of in first.items()}
         members = tuple([graph.siblings.get(index, (index,)) for index in units])
         operands = tuple([tuple({unit_of[i] for i in nodes[n].inputs if i in unit_of}) for n in units])
+        reads = tuple([tuple({(unit_of[i], i): None for i in nodes[n].inputs if i in unit_of}) for n in units])
+        front = fronts(graph)
+        sent = {i: sent_bytes(graph.types[i], front.get(i)) for read in reads for _, i in read}
         consumers: list[list[Unit]] = [[] for _ in units]
         for unit, sources in enumerate(operands):
             for source in sources:
@@ -63,16 +69,18 @@ class GraphIndex:
             units,
             members,
             operands,
+            reads,
             tuple([tuple({i for i in nodes[n].inputs if i not in unit_of}) for n in units]),
             tuple([kinds.each[kind].result_bytes for kind in kinds.of]),
             tuple([kinds.each[kind].scratch_bytes for kind in kinds.of]),
             tuple(map(tuple, consumers)),
+            sent,
             {index: frozenset(reading) for index, reading in readers.items()},
             {i: graph.types[i].size_bytes for i, node in enumerate(nodes) if node.op in DUPLICATED},
             frozenset(graph.inputs),
             frozenset(graph.outputs),
             outputs,
-            outputs,
+            frozenset(index for index in graph.outputs if index in unit_of),
         )
 
     def leaving(self, unit: Unit, local_units: Collection[Unit]) -> list[GraphNode]:

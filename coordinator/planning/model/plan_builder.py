@@ -10,7 +10,7 @@ from wire.units import time_text
 
 from .cost_model import CostModel, Prediction
 from .memory_check import memory_by_worker
-from .plan import FromInput, FromPart, Output, Part, Plan, WorkerShare
+from .plan import FromInput, Output, Part, Plan, WorkerShare
 from .profiles import Profiles
 from .subgraphs import edges_of, output_source, param_places, parts_of
 
@@ -41,7 +41,7 @@ def plan_of(
     Its figures are those of a `prediction`.  Without one they are counted from the parts, and `seconds` are left at 0.
     """
     params = param_places(graph, parts)
-    plan = Plan(strategy, graph, parts, edges_of(parts), outputs, params, (), 0.0, 0, (), ordered=ordered)
+    plan = Plan(strategy, graph, parts, edges_of(parts, profiles), outputs, params, (), 0.0, 0, (), ordered=ordered)
     if prediction is not None:
         shares = worker_shares(plan, profiles, prediction.busy_s, prediction.bytes_in)
         return replace(plan, workers=shares, seconds=prediction.seconds, cut_bytes=prediction.cut_bytes)
@@ -90,9 +90,10 @@ def traffic_of(plan: Plan, profiles: Profiles) -> Traffic:
     """Counted part by part: a tensor that two parts of one worker read is received twice."""
     received = dict.fromkeys((worker.node_id for worker in profiles.workers), 0)
     for part in plan.parts:
-        results = part.sizes(FromPart).items()
         received[part.node] += sum(part.sizes(FromInput).values())
-        received[part.node] += sum(size for source, size in results if plan.parts[source.part].node != part.node)
+    for (source, number), size in {(edge.source, edge.part): edge.size_bytes for edge in plan.edges}.items():
+        node = plan.parts[number].node
+        received[node] += size if plan.parts[source.part].node != node else 0
     returned: dict[str, int] = {}
     for source in plan.arrivals.values():
         part = plan.parts[source.part]

@@ -120,6 +120,11 @@ class Profiles:
         both_near = all(node == CLIENT or node in self.near for node in (source, target))
         return SAME_HOST if both_near else LAN
 
+    def sends_zeros(self, source: str, target: str) -> bool:
+        """Whether the zeros at the end of a tensor go from one worker to another, too: they stay behind only between
+        machines."""
+        return source == target or {source, target} <= self.near or self.link(source, target).relayed
+
     def arithmetic(self, node: str, device: int) -> str:
         """The arithmetic of a device, "" where that is not known."""
         workers = (worker for worker in self.workers if worker.node_id == node)

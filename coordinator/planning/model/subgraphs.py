@@ -12,6 +12,8 @@ from wire.ir.types import Attrs, TensorType
 from .cost_model import CostModel, PartSketch
 from .liveness import CONSTANTS
 from .plan import Edge, FromConst, FromInput, FromParam, FromPart, ParamPlace, Part, Source
+from .profiles import Profiles
+from .sent_bytes import fronts, sent_bytes
 
 
 def parts_of(
@@ -23,14 +25,22 @@ def parts_of(
     return tuple(parts), place
 
 
-def edges_of(parts: Sequence[Part]) -> tuple[Edge, ...]:
-    """Every tensor that goes from one of these parts to another."""
-    return tuple(
-        Edge(source, part.index, slot, part.graph.types[part.graph.inputs[slot]].size_bytes)
-        for part in parts
-        for slot, source in enumerate(part.sources)
-        if isinstance(source, FromPart)
-    )
+def edges_of(parts: Sequence[Part], profiles: Profiles) -> tuple[Edge, ...]:
+    """Every tensor that goes from one of these parts, which are in an order in which they can run, to another."""
+    front: dict[FromPart, int] = {}
+    nodes = {part.index: part.node for part in parts}
+    edges = []
+    for part in parts:
+        types, inputs = part.graph.types, part.graph.inputs
+        given: dict[int, int] = {}
+        for slot, (source, index) in enumerate(zip(part.sources, inputs, strict=True)):
+            if isinstance(source, FromPart):
+                whole = source not in front or profiles.sends_zeros(nodes[source.part], part.node)
+                edges.append(Edge(source, part.index, slot, sent_bytes(types[index], None if whole else front[source])))
+                given |= {index: front[source]} if source in front else {}
+        found = fronts(part.graph, given)
+        front.update((FromPart(part.index, at), found[o]) for at, o in enumerate(part.graph.outputs) if o in found)
+    return tuple(edges)
 
 
 def output_source(graph: WireGraph, node: int, place: Mapping[int, FromPart]) -> Source | FromConst:

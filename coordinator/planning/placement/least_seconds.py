@@ -9,6 +9,9 @@ waits for all inputs, which the client copies one after another.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,7 +32,7 @@ class LeastSeconds:
         self._sites = np.array([[row[unit] for unit in first] for row in model.site], np.int64).reshape(-1, kinds)
         self._least_s = self._seconds.min(axis=0)[self._kind_of]
         self._chain = self._longest_chain()
-        self._chain_bytes = np.array([model.index.out_bytes[unit] for unit in self._chain], np.float64)
+        self._chain_bytes = np.array(self._bytes_along(self._chain.tolist()), np.float64)
         self._left_s = _sums_from(self._least_s)
         self._chain_left_s = _sums_from(self._least_s[self._chain])
         self._fed_s = self._feeding_s()
@@ -63,6 +66,14 @@ class LeastSeconds:
         read = {leaf for leaves in index.leaves for leaf in leaves if leaf in index.inputs}
         size = sum(index.leaf_bytes[leaf] for leaf in read)
         return min(link.seconds(size) for link in self._model.to_worker)
+
+    def _bytes_along(self, chain: Sequence[int]) -> list[int]:
+        """What each unit of a chain is sent, at least, if the one before is on another worker."""
+        index = self._model.index
+        return [
+            sum(index.sent_bytes[node] for operand, node in index.reads[unit] if operand == before)
+            for before, unit in pairwise(chain)
+        ]
 
     def _longest_chain(self) -> NDArray[np.int64]:
         least_s = self._least_s.tolist()

@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 from wire.cached_property import cached_property
 
 from ..model.cost_model import Assignment, CostModel, Prediction
-from ..model.profiles import Link
 from .least_seconds import LeastSeconds
 
 EXACT_ASSIGNMENTS_MAX = 600_000  # 3 workers to the power of 12 nodes
@@ -269,8 +268,8 @@ def _crossing_bytes(model: CostModel) -> NDArray[np.float64]:
     change = np.zeros(len(model.index.units) + 1)
     for unit, consumers in enumerate(model.index.consumers):
         if consumers:
-            change[unit + 1] += model.index.out_bytes[unit]
-            change[max(consumers) + 1] -= model.index.out_bytes[unit]
+            change[unit + 1] += model.sent_bytes[unit]
+            change[max(consumers) + 1] -= model.sent_bytes[unit]
     return np.cumsum(change)
 
 
@@ -281,19 +280,20 @@ def _earliest_finish(model: CostModel) -> list[int]:
     """HEFT: units by upward rank, each to the worker where it ends first."""
     workers = model.profiles.workers
     link = model.profiles.link(workers[0].node_id, workers[1].node_id)
-    rows = _rows_by_kind(model, link)
-    rank = _upward_ranks(model, rows)
+    rows = _rows_by_kind(model)
+    sending_s = [link.latency_s + size / link.bytes_per_s for size in model.sent_bytes]
+    rank = _upward_ranks(model, rows, sending_s)
     free = [0.0] * len(workers)
     finish = [0.0] * len(rank)
     assignment = [0] * len(rank)
     for unit in sorted(range(len(rank)), key=[-each for each in rank].__getitem__):
         operands, row = model.index.operands[unit], rows[model.kind_of[unit]]
-        there_s = max([finish[operand] + rows[model.kind_of[operand]].sending_s for operand in operands], default=0.0)
+        there_s = max([finish[operand] + sending_s[operand] for operand in operands], default=0.0)
         best = (float("inf"), 0)
         for worker in {assignment[operand] for operand in operands}:  # where some of the operands need not travel
             ready_s = free[worker]
             for operand in operands:
-                travels_s = 0.0 if assignment[operand] == worker else rows[model.kind_of[operand]].sending_s
+                travels_s = 0.0 if assignment[operand] == worker else sending_s[operand]
                 ready_s = max(ready_s, finish[operand] + travels_s)
             best = min(best, (ready_s + model.seconds[worker][unit], worker))
         for seconds, worker in row.fastest:
@@ -310,26 +310,25 @@ class _Row(NamedTuple):
     """What list scheduling knows of all units of a kind."""
 
     mean_s: float
-    sending_s: float  # of its result, to another worker
     fastest: tuple[tuple[float, int], ...]  # seconds and workers that can compute it
 
 
-def _rows_by_kind(model: CostModel, link: Link) -> list[_Row]:
+def _rows_by_kind(model: CostModel) -> list[_Row]:
     first = {kind: unit for unit, kind in reversed([*enumerate(model.kind_of)])}
     rows = []
     for _, unit in sorted(first.items()):
         seconds = [(model.seconds[worker][unit], worker) for worker in model.able[unit]]
         mean_s = float(np.mean([each for each, _ in seconds]))
-        rows.append(_Row(mean_s, link.seconds(model.index.out_bytes[unit]), tuple(sorted(seconds))))
+        rows.append(_Row(mean_s, tuple(sorted(seconds))))
     return rows
 
 
-def _upward_ranks(model: CostModel, rows: Sequence[_Row]) -> list[float]:
+def _upward_ranks(model: CostModel, rows: Sequence[_Row], sending_s: Sequence[float]) -> list[float]:
     """How long it is from the beginning of each unit to the end of all, on average workers."""
     rank = [0.0] * len(model.kind_of)
     for unit in reversed(range(len(rank))):
         row, ahead = rows[model.kind_of[unit]], [rank[consumer] for consumer in model.index.consumers[unit]]
-        rank[unit] = row.mean_s + (row.sending_s + max(ahead) if ahead else 0.0)
+        rank[unit] = row.mean_s + (sending_s[unit] + max(ahead) if ahead else 0.0)
     return rank
 
 

@@ -9,7 +9,7 @@ from support.machines.profiles import DISPATCH_S, device, near, worker
 
 from coordinator.planning.model.cost_model import CostModel
 from coordinator.planning.model.profiles import SAME_HOST, Profiles
-from wire.ir.dtypes import F32, F64
+from wire.ir.dtypes import BOOL, F32, F64
 from wire.ir.graph import GraphBuilder, WireGraph
 
 KB = 1024  # bytes of one tensor below: 16 x 16 of f32
@@ -121,3 +121,35 @@ def test_alike_workers_are_twins() -> None:
     assert far.twins == [-1, -1, 0, -1]
     measured = Profiles(some.workers, some.near, {("node-0", "node-1"): SAME_HOST, ("", "node-2"): SAME_HOST})
     assert measured.twins == some.twins, "a measured link as assumed changes nothing"
+
+
+def branched(rows: int, width: int) -> tuple[WireGraph, int]:
+    """Two branches in a row, each with a small result, which the next one reads, and a large one that is kept; and the
+    units of both."""
+    builder = GraphBuilder()
+    does = builder.input("does", (), BOOL)
+    x = builder.add("exp", builder.input("x", (rows, width), F32))
+    outputs = []
+    for number in range(2):
+        kept = builder.param(f"kept{number}", (64, 16, 16), F32)
+        branches = {}
+        for name, op in (("then", "neg"), ("otherwise", "exp")):
+            body = GraphBuilder()
+            inner = body.input("0", (rows, width), F32), body.input("1", (64, 16, 16), F32)
+            branches[name] = body.build([body.add(op, inner[0]), body.add(op, inner[1])])
+        x, kept = (builder.add("cond", does, x, kept, **branches, output=output) for output in range(2))
+        outputs.append(kept)
+    graph = builder.build([builder.add("neg", x), *outputs])
+    return graph, len(CostModel(graph, slow(1)).index.units)
+
+
+def test_of_a_branch_with_several_results_only_those_travel_that_are_read() -> None:
+    graph, units = branched(16, 16)
+    model = CostModel(graph, slow(2, 1 << 30))
+    first = model.predict([0] * units)
+    second = model.predict([0, 0, *[1] * (units - 2)])
+    assert [graph.nodes[index].op for index in model.index.units] == ["exp", "cond", "cond", "neg"]
+    assert first.cut_bytes == 1 + 2 * KB + 2 * 64 * KB
+    assert second.cut_bytes == first.cut_bytes + 1 + KB, "the flag, and what the second branch reads of the first"
+    assert second.bytes_in == (1 + KB, 1 + KB)
+    assert second.memory_bytes[1] < 4 * 64 * KB, "the large result of the first branch is not there"

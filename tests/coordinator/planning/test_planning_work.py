@@ -220,13 +220,13 @@ def heft(model: CostModel) -> list[int]:
     for unit in reversed(range(len(rank))):
         mean_s = float(np.mean([model.seconds[w][unit] for w in model.able[unit]]))
         ahead = [rank[consumer] for consumer in index.consumers[unit]]
-        rank[unit] = mean_s + (link.seconds(index.out_bytes[unit]) + max(ahead) if ahead else 0.0)
+        rank[unit] = mean_s + (link.seconds(model.sent_bytes[unit]) + max(ahead) if ahead else 0.0)
     free, finish, assignment = [0.0] * len(workers), [0.0] * len(rank), [0] * len(rank)
     for unit in sorted(range(len(rank)), key=lambda unit: (-rank[unit], unit)):
         best = (float("inf"), 0)
         for w in model.able[unit]:
             arrivals = [
-                finish[operand] + (0.0 if assignment[operand] == w else link.seconds(index.out_bytes[operand]))
+                finish[operand] + (0.0 if assignment[operand] == w else link.seconds(model.sent_bytes[operand]))
                 for operand in index.operands[unit]
             ]
             best = min(best, (max([free[w], *arrivals]) + model.seconds[w][unit], w))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from wire.transfer.zeros import BLOCK, zeros_behind
+from wire.transfer.zeros import BLOCK, bytes_in_front, zeros_behind
 
 
 @pytest.mark.parametrize(
@@ -46,3 +46,11 @@ def test_a_negative_zero_is_none() -> None:
     data = np.zeros(4 * BLOCK, np.float32)
     data[-1] = -0.0
     assert zeros_behind(memoryview(data).cast("B")) == 0
+
+
+@pytest.mark.parametrize("size", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK, 5 * BLOCK + 7])
+def test_what_travels_is_known_from_what_is_used(size: int) -> None:
+    for used in {0, 1, size // 3, size - BLOCK, size - 1, size} & {*range(size + 1)}:
+        data = np.zeros(size, np.uint8)
+        data[:used] = 1
+        assert bytes_in_front(size, used) == size - zeros_behind(memoryview(data)), used
