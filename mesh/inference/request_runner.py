@@ -116,6 +116,16 @@ class RequestRunner:
                 raise InputError(f"the input {path or 'given'!r} is no tensor: numpy makes {leaf.dtype} of it")
         if not self._batched:
             return inputs, self._batcher.rows_max, None  # a batch by itself, which nothing is waited for
+        shared = (
+            [spec.name for spec in self._model.defaults if spec.name in inputs]
+            if isinstance(self._model, Model)
+            else ()
+        )
+        if shared:
+            raise InputError(
+                f"{shared[0]!r} is no row of a batch: all rows share what is in the model's file",
+                next_step="Load the model with batched=False",
+            )
         flat = next((path for path, leaf in leaves if not np.ndim(leaf)), None)
         sizes = {np.shape(leaf)[0] for _, leaf in leaves if np.ndim(leaf)}
         if flat is not None or len(sizes) != 1 or min(sizes) < 1:

@@ -49,6 +49,7 @@ Stop = str | int | Sequence[str | int] | None
 Function = Callable[[Mapping[str, Array], Mapping[str, Value]], Mapping[str, Array]]
 """From params and inputs to outputs, each by name; static inputs come as numpy arrays, all others as Arrays."""
 
+NAMED_MAX = 8  # of what is in a file and may be given, in an error
 GRAPHS_COUNT, GRAPHS_BYTES = 128, 256 << 20  # of one function or model, for the shapes it was called with last
 
 
@@ -193,6 +194,7 @@ class Model:
         self.text = text
         self.hint = hint
         self.matrices = matrices if matrices is not None else {}
+        self.defaults: tuple[InputSpec, ...] = ()  # what is in a file and may be given by name in its place
         self._function = function
         self._graphs: Latest[Hashable, WireGraph] = Latest(GRAPHS_COUNT, GRAPHS_BYTES)
 
@@ -228,10 +230,10 @@ class Model:
     def _applied(self, params: Mapping[str, Any], args: Sequence[Any], named: Mapping[str, Any]) -> Any:
         """The outputs with these tensors in place of its own."""
         given = self.given(args, named)
-        static = {spec.name for spec in self.inputs if spec.static}
+        static = {spec.name for spec in self._specs if spec.static}
         arrays = {name: value if name in static else asarray(value) for name, value in given.items()}
         own = {name: asarray(params[name]) if name in params else handle_array(handle)
-               for name, handle in self.handles.items()}  # fmt: skip
+               for name, handle in self.handles.items() if name not in arrays}  # fmt: skip
         return self.arranged(self._function(own, arrays))
 
     @names_checked
@@ -391,10 +393,17 @@ class Model:
             wanted, kind = (TensorType(param.shape, dtype_of(param)) for param in (array, named[name]))
             if wanted != kind:
                 raise InputError(f"the param {name!r} is {kind}, expected {wanted}")
-        return Model(
+        trained = Model(
             self.name, self._function, self.inputs, self.outputs, named, self.text,
             buffers=self.buffers, tied=self.tied, hint=self.hint, matrices=self.matrices,
         )  # fmt: skip
+        trained.defaults = self.defaults
+        return trained
+
+    @property
+    def _specs(self) -> tuple[InputSpec, ...]:
+        """All that a call may give."""
+        return (*self.inputs, *self.defaults)
 
     @property
     def weights(self) -> dict[str, NDArray[Any]]:
@@ -437,16 +446,15 @@ class Model:
             if name in values:
                 raise InputError(f"the input {name!r} is given twice")
             values[name] = value
-        unknown = sorted(values.keys() - set(names))
+        unknown = sorted(values.keys() - {spec.name for spec in self._specs})
         if unknown:
-            known = [f"{spec.name} ({spec.origin})" if spec.origin else spec.name for spec in self.inputs]
-            raise InputError(f"the model has no input {unknown[0]!r}", next_step=f"It takes: {', '.join(known)}")
+            raise InputError(f"the model has no input {unknown[0]!r}", next_step=f"It takes: {self._takes}")
         missing = [spec for spec in self.inputs if spec.name not in values and not spec.optional]
         if missing:
             raise InputError(f"the input {missing[0].name!r} ({missing[0]}) is missing")
         sizes: dict[str, int] = {}
         try:
-            return {spec.name: _fitting(spec, values[spec.name], sizes) for spec in self.inputs if spec.name in values}
+            return {spec.name: _fitting(spec, values[spec.name], sizes) for spec in self._specs if spec.name in values}
         except InputError as error:
             error.next_step = error.next_step or self.hint
             raise
@@ -467,7 +475,7 @@ class Model:
         """
         return tuple(
             (spec.name, spec.dtype, given[spec.name].shape, given[spec.name].tobytes() if spec.static else b"")
-            for spec in self.inputs
+            for spec in self._specs
             if spec.name in given
         )
 
@@ -501,10 +509,11 @@ class Model:
             spec.name: given[spec.name]
             if spec.static
             else argument("input", spec.name, TensorType(tuple(given[spec.name].shape), spec.dtype))
-            for spec in self.inputs
+            for spec in self._specs
             if spec.name in given
         }
-        params = {name: argument("param", name, handle.type) for name, handle in self.handles.items()}
+        own = {name: handle for name, handle in self.handles.items() if name not in given}
+        params = {name: argument("param", name, handle.type) for name, handle in own.items()}
         declared = [array.tensor for array in (*arguments.values(), *params.values()) if isinstance(array, Array)]
         outputs = self._function(params, arguments)
         graph, _ = graph_of(declared, [outputs[name] for name in self.outputs], self.outputs, self.name)
@@ -524,7 +533,15 @@ class Model:
         dict of str to array_like
             All that are not static.
         """
-        return {spec.name: given[spec.name] for spec in self.inputs if spec.name in given and not spec.static}
+        return {spec.name: given[spec.name] for spec in self._specs if spec.name in given and not spec.static}
+
+    @property
+    def _takes(self) -> str:
+        """The names that a call may give, for people."""
+        needed = ", ".join(f"{spec.name} ({spec.origin})" if spec.origin else spec.name for spec in self.inputs)
+        names = [spec.name for spec in self.defaults]
+        others = ", ".join(names if len(names) <= NAMED_MAX else [*names[:NAMED_MAX], "..."])
+        return f"{needed}; and in place of values in the file: {others}" if others else needed
 
     def _check_names(self, params: Mapping[str, Any]) -> None:
         """Raise InputError if a param is missing or unknown."""

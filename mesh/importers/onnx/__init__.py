@@ -8,13 +8,15 @@ supported,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from numpy.typing import NDArray
+
 from wire.errors import InputError
-from wire.ir.dtypes import DType, dtype_named
+from wire.ir.dtypes import DType, dtype_named, dtype_of
 from wire.ir.graph import WireGraph
 
 from ...core.array import Array
@@ -58,10 +60,11 @@ class OnnxModel(Model):
             key: value for key, value in initialisers.items() if key not in needed and value.nbytes > INLINE_BYTES_MAX
         }
         params, buffers = parted(large, _statistics(program))
-        inputs = [proto for proto in program.graph.inputs if proto.name not in initialisers]
-        specs = [_spec(proto, proto.name in needed) for proto in inputs]
+        specs = {proto.name: _spec(proto, needed, initialisers.get(proto.name)) for proto in program.graph.inputs}
+        inputs = [spec for name, spec in specs.items() if name not in initialisers]
         outputs = [proto.name for proto in program.graph.outputs]
-        super().__init__(name, self._evaluated, specs, outputs, params, buffers=buffers)
+        super().__init__(name, self._evaluated, inputs, outputs, params, buffers=buffers)
+        self.defaults = tuple([spec for name, spec in specs.items() if name in initialisers])
         self._program = program
         self._fixed: frozenset[str] = frozenset()  # params that are read for their values
 
@@ -74,11 +77,14 @@ class OnnxModel(Model):
 
     def _fix(self, needed: constant_folding.Needed) -> None:
         """Let what was asked for be known from now on."""
-        names = needed.names & {*self.weights, *[spec.name for spec in self.inputs if not spec.static]}
+        names = needed.names & {*self.weights, *[spec.name for spec in self._specs if not spec.static]}
         if not names - self._fixed:
             raise needed
         self._fixed |= names & self.weights.keys()
-        self.inputs = tuple([replace(spec, static=spec.static or spec.name in names) for spec in self.inputs])
+        self.inputs, self.defaults = (
+            tuple([replace(spec, static=spec.static or spec.name in names) for spec in specs])
+            for specs in (self.inputs, self.defaults)
+        )
 
     def _evaluated(self, params: Mapping[str, Array], inputs: Mapping[str, Value]) -> dict[str, Array]:
         graph = self._program.graph
@@ -99,7 +105,11 @@ def _statistics(program: Program) -> set[str]:
     return {name for node in nodes for name in node.inputs[3:5]}
 
 
-def _spec(declared: Declared, static: bool) -> InputSpec:
+def _spec(declared: Declared, needed: Collection[str], value: NDArray[Any] | None) -> InputSpec:
+    """The input that a file declares, which may have a value in it."""
+    static = declared.name in needed
+    if value is not None and (declared.shape is None or not isinstance(declared.type, int)):
+        return InputSpec(declared.name, dtype_of(value), value.shape, static)
     if declared.shape is None:
         raise InputError(f"the model does not say how many dimensions its input {declared.name!r} has")
     shape = [f"{declared.name}.{place}" if dim is None else dim for place, dim in enumerate(declared.shape)]

@@ -16,6 +16,7 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import mesh
+from mesh.errors import InputError
 from mesh.models.model import Model
 
 MIXED = np.array([[-1, 2, -3]], np.float32)
@@ -113,3 +114,73 @@ def test_a_dimension_below_zero_is_free() -> None:
     model = mesh.load(made)
     assert model.free == ("x0.0",)
     np.testing.assert_array_equal(np.asarray(model(np.ones((5, 3), np.float32))), np.ones((5, 3)))
+
+
+def with_defaults(ir_version: int) -> Any:
+    """y = reshape(x @ w + b, shape), where w, b and shape have values and are inputs, too; b as large as it comes."""
+    rng = np.random.default_rng(0)
+    own = {
+        "w": rng.standard_normal((4, 6)).astype(np.float32), "b": np.arange(2, dtype=np.float32)[:1],
+        "shape": np.array([3, -1]), "kept": np.float32([[2]]),
+    }  # fmt: skip
+    free = {"x": [2, 4], "w": [4, 6], "b": ["n"], "shape": [2], **({"kept": [1, 1]} if ir_version < 4 else {})}
+    kinds = {name: 7 if name == "shape" else 1 for name in free}
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["xw"]),
+        helper.make_node("Add", ["xw", "b"], ["sum"]),
+        helper.make_node("Mul", ["sum", "kept"], ["product"]),
+        helper.make_node("Reshape", ["product", "shape"], ["y"]),
+    ]
+    inputs = [helper.make_tensor_value_info(name, kinds[name], shape) for name, shape in free.items()]
+    graph = helper.make_graph(
+        nodes, "defaults", [*inputs[1:], inputs[0]], [helper.make_value_info("y", onnx.TypeProto())],
+        [numpy_helper.from_array(array, name) for name, array in own.items()],
+    )  # fmt: skip
+    return helper.make_model(graph, ir_version=ir_version, opset_imports=[helper.make_opsetid("", 17)])
+
+
+GIVEN: dict[str, NDArray[Any]] = {
+    "w": np.ones((4, 6), np.float32), "b": np.arange(6, dtype=np.float32), "shape": np.array([6, 2]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("ir_version", [3, 10])
+@pytest.mark.parametrize("names", [(), ("w",), ("b",), ("shape",), ("w", "b", "shape")], ids="-".join)
+def test_an_input_with_a_value_in_the_file_has_that_value_unless_it_is_given(
+    names: tuple[str, ...], ir_version: int
+) -> None:
+    proto, x = with_defaults(ir_version), np.arange(8, dtype=np.float32).reshape(2, 4)
+    given = {name: GIVEN[name] for name in names}
+    (wanted,) = ReferenceEvaluator(proto).run(None, {"x": x, **given})
+    model = mesh.load(proto)
+    assert [spec.name for spec in model.inputs] == ["x"], "what has to be given"
+    np.testing.assert_allclose(np.asarray(model(x, **given)), wanted, rtol=1e-6)
+    with mesh.Mesh.builder().simulate(2).build() as m:
+        np.testing.assert_allclose(m.run(model, {"x": x, **given}), wanted, rtol=1e-6)
+    np.testing.assert_allclose(np.asarray(model(x)), ReferenceEvaluator(proto).run(None, {"x": x})[0], rtol=1e-6)
+
+
+def test_a_value_in_the_file_that_is_no_input_cannot_be_given() -> None:
+    model = mesh.load(with_defaults(10))
+    x = np.zeros((2, 4), np.float32)
+    with pytest.raises(InputError, match="no input 'kept'") as told:
+        model(x, kept=np.float32([[3]]))
+    assert told.value.next_step == "It takes: x; and in place of values in the file: w, b, shape"
+    with pytest.raises(InputError, match=r"'w' is f32\[4, 5\], expected f32\[4,6\]"):
+        model(x, w=np.zeros((4, 5), np.float32))
+
+
+def test_rows_of_a_batch_share_what_is_in_the_file() -> None:
+    x = helper.make_tensor_value_info("x", 1, ["batch", 4])
+    w = helper.make_tensor_value_info("w", 1, [4, 4])
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    own = [numpy_helper.from_array(np.eye(4, dtype=np.float32), "w")]
+    graph = helper.make_graph(nodes, "rows", [x, w], [helper.make_value_info("y", onnx.TypeProto())], own)
+    rows = np.ones((4, 4), np.float32)
+    with mesh.Mesh.builder().simulate(1).build() as m, mesh.InferenceServer(m) as server:
+        server.load_model("rows", mesh.load(helper.make_model(graph)))
+        assert np.array_equal(server.infer("rows", rows), rows)
+        with pytest.raises(InputError, match="'w' is no row of a batch"):
+            server.infer("rows", {"x": rows, "w": rows})
+        server.load_model("alone", mesh.load(helper.make_model(graph)), batched=False)
+        assert np.array_equal(server.infer("alone", {"x": rows, "w": rows}), 4 * rows)
