@@ -40,20 +40,27 @@ def _integer_pow(equation: Equation, x: Array) -> Array:
 
 
 def _div(equation: Equation, x: Array, y: Array) -> Array:
-    """Integers are divided towards zero; ours are rounded down."""
-    floored = apply("div", x, y)
-    if x.type.dtype.kind != "i":
-        return floored
-    return floored + cast(_turned_down(x, y, apply("rem", x, y)), x.type.dtype)
+    """Integers are divided towards zero, and by zero to what has all bits set; ours are rounded down, and by zero 0."""
+    quotient = apply("div", x, y)
+    if x.type.dtype.kind not in "iu":
+        return quotient
+    if x.type.dtype.kind == "i":
+        quotient = quotient + cast(_turned_down(x, y, apply("rem", x, y)), x.type.dtype)
+    return mnp.where(y == 0, ~mnp.zeros_like(y), quotient) if _may_be_zero(y) else quotient
 
 
 def _rem(equation: Equation, x: Array, y: Array) -> Array:
-    """The remainder with the sign of the dividend; ours has that of the divisor."""
+    """The remainder with the sign of the dividend; ours has that of the divisor.  By zero it is the dividend, not 0."""
     if x.type.dtype.kind == "f":
         size = apply("rem", mnp.abs(x), mnp.abs(y))
         return mnp.where(x < 0, -size, size)
     rest = apply("rem", x, y)
-    return rest if x.type.dtype.kind == "u" else mnp.where(_turned_down(x, y, rest), rest - y, rest)
+    rest = rest if x.type.dtype.kind == "u" else mnp.where(_turned_down(x, y, rest), rest - y, rest)
+    return mnp.where(y == 0, x, rest) if _may_be_zero(y) else rest
+
+
+def _may_be_zero(y: Array) -> bool:
+    return y.tensor.value is None or not y.tensor.value.all()
 
 
 def _turned_down(x: Array, y: Array, rest: Array) -> Array:

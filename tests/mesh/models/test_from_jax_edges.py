@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -88,6 +90,21 @@ def test_the_lowest_integer_is_divided_towards_zero(dtype: Any) -> None:
     for function in (lax.div, lax.rem, jnp.floor_divide, jnp.remainder):
         for found, wanted in both(function, x, y):
             np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.int64, np.uint8, np.uint32, np.uint64])
+def test_integers_are_divided_by_zero_as_jax_divides_them(dtype: Any) -> None:
+    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    x, y = np.array([0, 1, 5, high, low, 7, high], dtype), np.array([0, 0, 0, 0, 0, 2, 3], dtype)
+    by_number = [partial(lambda operation, number, x: operation(x, dtype(number)), *pair)
+                 for pair in product((lax.div, lax.rem), (0, 3))]  # fmt: skip
+    with jax.enable_x64(True):
+        for function in (lax.div, lax.rem, jnp.floor_divide, jnp.remainder, jnp.divmod, jnp.fmod):
+            for found, wanted in both(function, x, y):
+                np.testing.assert_array_equal(found, wanted)
+        for function in by_number:
+            for found, wanted in both(function, x):
+                np.testing.assert_array_equal(found, wanted)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 1e-5), (np.float64, 1e-13)])
