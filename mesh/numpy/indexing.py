@@ -222,6 +222,27 @@ def sole_mask(array: Array, key: Any) -> Array | None:
     return mask  # type: ignore[no-any-return]
 
 
+def chooses_by_arrays(key: Any) -> bool:
+    """Whether a key has arrays of integers, which may name an element several times."""
+    items = [_item(item) for item in (key if isinstance(key, tuple) else (key,))]
+    return any(isinstance(item, Array) and not _is_mask(item) for item in items)
+
+
+def opened(array: Array, key: Any) -> tuple[tuple[Any, ...], frozenset[int]]:
+    """The key with its computed indices counted from the front, those outside as the length of their axis; and these
+    axes."""
+    items = [_item(item) for item in (key if isinstance(key, tuple) else (key,))]
+    taken = sum(map(_axes_of, items))
+    axis, axes = 0, set()
+    for place, item in enumerate(items):
+        if isinstance(item, Array) and not _is_mask(item) and item.value is None and axis < array.ndim:
+            dim, index = array.shape[axis], wrapped(item, array.shape[axis])
+            items[place] = elementwise.where(elementwise.less(index, 0), dim, index)
+            axes.add(axis)
+        axis += array.ndim - taken if item is Ellipsis else _axes_of(item)
+    return tuple(items), frozenset(axes)
+
+
 def _axes_of(item: Any) -> int:
     if item is None or item is Ellipsis:
         return 0
@@ -284,8 +305,12 @@ def wrapped(index: Array, dim: int) -> Array:
         raise DTypeError(f"an index array has an integer dtype, got {index.type.dtype.name}")
     if index.value is not None:
         return _checked(index.value, dim)
-    narrow = cast(index, index_dtype(dim))
-    if index.type.dtype.kind == "u":
+    dtype = index_dtype(dim)
+    low, high = np.iinfo(index.type.dtype.numpy).min, np.iinfo(index.type.dtype.numpy).max
+    if low < np.iinfo(dtype.numpy).min or high > np.iinfo(dtype.numpy).max:  # what is far outside stays outside
+        index = elementwise.clip(index, -dim - 1 if low else 0, dim)
+    narrow = cast(index, dtype)
+    if not low:
         return narrow
     return elementwise.where(elementwise.less(narrow, 0), elementwise.add(narrow, dim), narrow)
 

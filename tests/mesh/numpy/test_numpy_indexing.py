@@ -120,7 +120,10 @@ def test_any_key_equals_numpy(data: st.DataObject) -> None:
 
 
 UPDATES = [key for key in KEYS if not any(isinstance(item, np.ndarray) and item.dtype == np.bool_ for item in key)]
-MODES = {"set": lambda x, key, v: x.__setitem__(key, v), "add": np.add.at, "max": np.maximum.at, "min": np.minimum.at}
+MODES = {
+    "set": lambda x, key, v: x.__setitem__(key, v), "add": np.add.at, "subtract": np.subtract.at,
+    "multiply": np.multiply.at, "max": np.maximum.at, "min": np.minimum.at,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -131,6 +134,55 @@ def test_updates_at_any_key_equal_numpys(mode: str) -> None:
         MODES[mode](expected, key, values)
         found = getattr(mnp.asarray(X).at[key], mode)(values)
         np.testing.assert_array_equal(np.asarray(found), expected)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_elements_are_divided_and_raised_by_the_product_of_what_is_given_for_them(dtype: Any) -> None:
+    x = X.astype(dtype) + 1
+    for key in UPDATES:
+        factors = np.ones_like(x)
+        values = (np.arange(x[key].size, dtype=dtype).reshape(x[key].shape) % 3) + 1
+        np.multiply.at(factors, key, values)
+        divided, raised = np.asarray(mnp.asarray(x).at[key].divide(values)), mnp.asarray(x).at[key].power(values)
+        np.testing.assert_allclose(divided, x / factors, rtol=1e-6)
+        assert divided.dtype == np.float32
+        np.testing.assert_allclose(np.asarray(raised), x**factors, rtol=1e-5)
+
+
+def test_a_function_changes_an_element_as_often_as_it_is_named() -> None:
+    for key in [*UPDATES, (np.array([0, 0, 1]), np.array([2, 2, 0])), (X > 50,), (X[:, 0, 0, 0] > 20,)]:
+        expected = X.copy()
+        np.multiply.at(expected, key, -2)
+        np.testing.assert_array_equal(np.asarray(mnp.asarray(X).at[key].apply(lambda x: -2 * x)), expected)
+        np.testing.assert_array_equal(np.asarray(mnp.asarray(X).at[key].get()), X[key])
+    with pytest.raises(InputError, match="apply at an array of indices needs the value of 'i'"):
+        mesh.evaluate(lambda x, i: x.at[i].apply(lambda v: -v), X, np.array([0, 0]))
+
+
+@pytest.mark.parametrize("mode", [*MODES, "divide", "power"])
+def test_a_computed_index_outside_updates_nothing(mode: str) -> None:
+    x = np.arange(1, 13, dtype=np.float32).reshape(3, 4)
+    inside = np.array([0, 2, 0, -1]), np.array([1, 3, 1, -4])
+    outside = np.array([3, -4, 2**32, -(2**40)]), np.array([4, -5, 2**32 + 1, 2**40])
+    indices = [np.concatenate(pair) for pair in zip(inside, outside, strict=True)]
+    for key in (lambda i, j: (i, j), lambda i, j: (i, ..., None, j), lambda i, j: i, lambda i, j: (slice(None), j)):
+        wanted = getattr(mnp.asarray(x).at[key(*inside)], mode)(3)
+        found = mesh.evaluate(lambda x, i, j, key=key: getattr(x.at[key(i, j)], mode)(3), x, *indices)
+        np.testing.assert_allclose(found, np.asarray(wanted), rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint32, np.uint64])
+def test_a_computed_index_far_outside_is_the_last(dtype: Any) -> None:
+    far = np.array([0, 3, 2**31 + 1, min(2**32, np.iinfo(dtype).max), np.iinfo(dtype).max], dtype)
+    assert mesh.evaluate(lambda x, i: x[i], np.arange(4), far).tolist() == [0, 3, 3, 3, 3]
+
+
+def test_products_have_slopes_where_an_element_stands_several_times() -> None:
+    x, i = np.array([2, 3, 5], np.float32), np.array([0, 2, 0])
+    by = np.array([7, 11, 13], np.float32)
+    of_x, of_by = mesh.grad(lambda x, by, i: mnp.sum(x.at[i].multiply(by)), argnums=(0, 1))(x, by, i)
+    assert np.asarray(of_x).tolist() == [7 * 13, 1, 11]
+    assert np.asarray(of_by).tolist() == [2 * 13, 5, 2 * 7]
 
 
 def test_updates_broadcast_take_masks_and_traced_indices() -> None:
