@@ -46,6 +46,21 @@ def of_complex(function: Unary) -> Unary:
     return either
 
 
+def with_slope(name: str) -> Callable[[Callable[[Array], Array]], Unary]:
+    """Give a function of real numbers the derivative that `transforms/composite_rules.py` has under this name."""
+
+    def decorated(function: Callable[[Array], Array]) -> Unary:
+        @wraps(function)
+        def sloping(x: Operand) -> Array:
+            from ..transforms.composite_rules import applied  # which is made of this namespace
+
+            return applied(name, function, floats(x)[0])
+
+        return sloping
+
+    return decorated
+
+
 def _inexact_unary(name: str, op: str, doc: str) -> Unary:
     def function(x: Operand) -> Array:
         return apply(op, inexact(x)[0])
@@ -386,6 +401,7 @@ def log10(x: Operand) -> Array:
 
 
 @of_complex
+@with_slope("acos")
 def acos(x: Operand) -> Array:
     """The angle in [0, pi] whose cosine is x; NaN outside [-1, 1]."""
     (array,) = floats(x)
@@ -393,6 +409,7 @@ def acos(x: Operand) -> Array:
 
 
 @of_complex
+@with_slope("asin")
 def asin(x: Operand) -> Array:
     """The angle in [-pi/2, pi/2] whose sine is x; NaN outside [-1, 1]."""
     (array,) = floats(x)
@@ -441,6 +458,7 @@ def asinh(x: Operand) -> Array:
 
 
 @of_complex
+@with_slope("acosh")
 def acosh(x: Operand) -> Array:
     """The number not below 0 whose hyperbolic cosine is x; NaN below 1."""
     (array,) = floats(x)

@@ -274,6 +274,7 @@ def logaddexp2(x1: Operand, x2: Operand) -> Array:
     )
 
 
+@elementwise.with_slope("cbrt")
 def cbrt(x: Operand) -> Array:
     """The cube root, of negative numbers too."""
     (array,) = floats(x)

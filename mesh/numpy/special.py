@@ -50,6 +50,7 @@ def erfinv(x: Array) -> Array:
 
 
 @_wide
+@elementwise.with_slope("cbrt")
 def cbrt(x: Array) -> Array:
     """The real third root."""
     return elementwise.copysign(elementwise.pow(elementwise.abs(x), 1 / 3), x)

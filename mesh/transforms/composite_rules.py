@@ -1,6 +1,7 @@
-"""Functions of matrices that have a derivative of their own: shorter, or finite where what they are made of has none.
+"""Functions that have a derivative of their own: shorter, or a number where what they are made of has none.
 
-`applied(name, function, x)` is `function(x)`, of matrices and batches of them, marked for transforms (`inner.Mark`).
+`applied(name, function, x)` is `function(x)`, of elements, or of matrices and batches of them, marked for transforms
+(`step_list.Mark`).
 A row of TANGENTS is `(x, z, moved)` to the tangent of z = function(x), linear in `moved`; reverse mode transposes it.
 The z of a row is marked too, so a second derivative is one of the row.
 """
@@ -93,4 +94,12 @@ def _softmax(x: Array, z: Array, moved: Array) -> Array:
     return z * (moved - mnp.sum(z * moved, -1, keepdims=True))
 
 
-TANGENTS: dict[str, Callable[[Array, Array, Array], Array]] = {"det": _det, "pinv": _pinv, "softmax": _softmax}
+TANGENTS: dict[str, Callable[[Array, Array, Array], Array]] = {
+    "acos": lambda x, z, moved: -moved / mnp.sqrt((1 - x) * (1 + x)),
+    "acosh": lambda x, z, moved: moved / mnp.sqrt((x - 1) * (x + 1)),
+    "asin": lambda x, z, moved: moved / mnp.sqrt((1 - x) * (1 + x)),
+    "cbrt": lambda x, z, moved: moved / (3 * z * z),
+    "det": _det,
+    "pinv": _pinv,
+    "softmax": _softmax,
+}
