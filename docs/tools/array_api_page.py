@@ -118,7 +118,8 @@ DIFFERENCES: dict[str, str] = {
     "linalg.matrix_power": "negative powers on cpu workers only",
     "linalg.matrix_rank": "ranks are int32",
     "__getitem__": "masks need their values; computed indices outside are clamped; parts are no views",
-    "__setitem__": "no other array changes; a mask need not be known where every place gets the same",
+    "__setitem__": "no other array changes; a mask need not be known where every place gets the same; "
+    "computed indices outside change nothing",
     "device": "always `mesh`: the planner decides where a graph runs",
     "to_device": "to `mesh` only",
     "__dlpack__": "read only where the other side knows of that (DLPack 1.0), else a copy",

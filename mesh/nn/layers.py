@@ -702,7 +702,7 @@ class BatchNorm:
         samples = array.size // array.shape[1]
         unbiased = variance * (samples / max(samples - 1, 1))
         moved = [
-            (1 - self.momentum) * mnp.asarray(old) + self.momentum * new
+            mnp.astype((1 - self.momentum) * mnp.asarray(old) + self.momentum * new, mnp.asarray(old).dtype)
             for old, new in ((state.mean, mean), (state.variance, unbiased))
         ]
         return normalised, BatchStatistics(*moved)

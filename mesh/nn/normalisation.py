@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 
 from wire.errors import ShapeError
+from wire.ir.dtypes import BF16, F16
 
 from .. import numpy as mnp
 from ..core.array import Array, Operand
@@ -228,7 +229,7 @@ def batch_norm(
     Returns
     -------
     Array
-        The results, of the shape of x.
+        The results, of the shape of x; of its dtype, too, if that is float16 or bfloat16.
 
     Raises
     ------
@@ -247,13 +248,15 @@ def batch_norm(
     array([[-0.5],
            [ 0.5]])
     """
-    array, centre, spread = floats(x, mean, variance)
+    (array,) = floats(x)
     if array.ndim < 2:
         raise ShapeError(f"batch_norm needs x (n, channels, *dims), got {array.shape}")
+    high, centre, spread = floats(wide(array), mean, variance)
     scale = 1 / mnp.sqrt(spread + eps)
-    return _by_channel(
-        _by_channel(array, None, -centre), scale if weight is None else mnp.multiply(scale, weight), bias
+    normalised = _by_channel(
+        _by_channel(high, None, -centre), scale if weight is None else mnp.multiply(scale, weight), bias
     )
+    return cast(normalised, array.type.dtype) if array.type.dtype in (F16, BF16) else normalised
 
 
 def batch_statistics(x: Operand) -> tuple[Array, Array]:

@@ -34,6 +34,10 @@ __all__ = [
 
 Shape = int | Sequence[int]
 
+TAIL = 2.0  # deviations from 0, from which on numbers are drawn by the logarithm of what is left above them
+TAIL_STEPS = 4  # of Newton's method, which then has what f64 has
+FAR = 25.0  # from here on four terms of a series are exact, and below erfc is no 0
+
 _SPLIT, _FOLD = 0x73706C69, 0x666F6C64  # tags: what keys are made under
 _MANTISSA = {"f16": 11, "bf16": 8, "f32": 24}  # bits of a number in [0, 1)
 
@@ -301,11 +305,16 @@ def truncated_normal(
     True
     """
     kind = _float(dtype)
-    low, high = (math.erf(bound / math.sqrt(2)) for bound in (lower, upper))
-    inside = low + (high - low) * _open_unit(key, manipulation.to_shape(shape), kind)
-    bound = 1 - (2.0**-53 if kind is F64 else 2.0**-24)
-    draws = math.sqrt(2) * erfinv(elementwise.clip(inside, -bound, bound))
-    return cast(elementwise.clip(draws, lower, upper), kind)
+    unit = _open_unit(key, manipulation.to_shape(shape), kind)
+    if lower >= TAIL:
+        draws = _of_tail(unit, lower, upper)
+    elif upper <= -TAIL:
+        draws = -_of_tail(1 - unit, -upper, -lower)
+    else:
+        low, high = (math.erf(bound / math.sqrt(2)) for bound in (lower, upper))
+        bound = 1 - (2.0**-53 if kind is F64 else 2.0**-24)
+        draws = math.sqrt(2) * erfinv(elementwise.clip(low + (high - low) * unit, -bound, bound))
+    return elementwise.clip(cast(draws, kind), *_inside(lower, upper, kind))
 
 
 @checked
@@ -660,6 +669,46 @@ def _open_unit(key: Operand, shape: tuple[int, ...], kind: DType) -> Array:
     """Draws from (0, 1) without its ends, to which numbers may be rounded; f64, or f32 for everything narrower."""
     last = 1 - (2.0**-53 if kind is F64 else 2.0**-24)
     return elementwise.minimum(0.5 * _symmetric(key, shape, kind) + 0.5, last)
+
+
+def _of_tail(unit: Array, lower: float, upper: float) -> Array:
+    """Normal numbers in a tail, [lower, upper], by draws from (0, 1): where the probability of what is above has fallen
+    by a part of what it falls by from bound to bound.
+
+    erf is 1 there, to a dtype's precision, so the logarithm of what is left is inverted, by Newton's method: beyond
+    `lower` by d it has fallen by lower d + d d / 2, less what the logarithm of the scaled erfc has grown by, which is
+    little.
+    """
+    from .special import log_scaled_erfc  # which is made of this file's functions
+
+    falls = math.inf
+    if upper < math.inf:
+        falls = (upper - lower) * (upper + lower) / 2 - (_log_scaled_tail(upper) - _log_scaled_tail(lower))
+    fallen = -elementwise.log1p(unit * math.expm1(-falls))
+    beyond = 2 * fallen / (lower + elementwise.sqrt(lower * lower + 2 * fallen))
+    for _ in range(TAIL_STEPS):
+        there = log_scaled_erfc((lower + beyond) / math.sqrt(2))
+        slope = math.sqrt(2 / math.pi) * elementwise.exp(-there)
+        now = beyond * (lower + 0.5 * beyond) - (there - _log_scaled_tail(lower))
+        beyond = beyond - (now - fallen) / slope
+    return lower + beyond
+
+
+def _log_scaled_tail(x: float) -> float:
+    """`special.log_scaled_erfc` of x / sqrt(2)."""
+    if x < FAR:
+        return math.log(math.erfc(x / math.sqrt(2))) + x * x / 2
+    return math.log(math.sqrt(2 / math.pi) / x) + math.log1p(-(x**-2) + 3 * x**-4 - 15 * x**-6)
+
+
+def _inside(lower: float, upper: float, kind: DType) -> tuple[float, float]:
+    """The least and the greatest number of a dtype in [lower, upper], or what is nearest to the bounds."""
+    number = kind.numpy.type
+    with np.errstate(over="ignore"):  # bounds beyond the dtype
+        ends = [number(bound) for bound in (lower, upper)]
+        low = np.nextafter(ends[0], number(math.inf)) if float(ends[0]) < lower else ends[0]
+        high = np.nextafter(ends[1], number(-math.inf)) if float(ends[1]) > upper else ends[1]
+    return (float(low), float(high)) if low <= high else (float(ends[0]), float(ends[1]))
 
 
 def _below(pair: Array, span: int) -> Array:

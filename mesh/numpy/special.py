@@ -28,19 +28,31 @@ def _wide(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
 
 @_wide
 def erfc(x: Array) -> Array:
-    """1 - erf(x), which stays exact where erf(x) is nearly 1.
+    """1 - erf(x), which stays exact where erf(x) is nearly 1."""
+    size = elementwise.abs(x)
+    t, rest = _tail_of(size)
+    tail = t * elementwise.exp(-size * size + rest)
+    return elementwise.where(x < 0, 2 - tail, tail)
 
-    The logarithm of erfc is nearly a parabola; what is left is a series of Chebyshev polynomials of t = 2 / (2 + |x|):
+
+def log_scaled_erfc(x: Array) -> Array:
+    """log(erfc(x)) + x * x, for f32 and f64 that are not below 0."""
+    t, rest = _tail_of(x)
+    return elementwise.log(t) + rest
+
+
+def _tail_of(x: Array) -> tuple[Array, Array]:
+    """t and y with erfc(x) = t exp(y - x * x), for x that are not below 0.
+
+    The logarithm of erfc is nearly a parabola; what is left is a series of Chebyshev polynomials of t = 2 / (2 + x):
     Press et al., Numerical Recipes, third edition, 6.2.2.
     """
-    size = elementwise.abs(x)
-    t = 2 / (2 + size)
+    t = 2 / (2 + x)
     place, last, before = 4 * t - 2, full_like(x, 0), full_like(x, 0)
     terms = _ERFC if x.type.dtype is F64 else _ERFC[:_SINGLE]
     for coefficient in reversed(terms[1:]):
         last, before = place * last - before + coefficient, last
-    tail = t * elementwise.exp(-size * size + (0.5 * (terms[0] + place * last) - before))
-    return elementwise.where(x < 0, 2 - tail, tail)
+    return t, 0.5 * (terms[0] + place * last) - before
 
 
 @_wide

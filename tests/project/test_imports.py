@@ -312,6 +312,7 @@ LATE: dict[str, set[str]] = {
     "mesh/numpy/linalg.py": {"mesh/transforms/composite_rules.py"},
     "mesh/numpy/numpy_extras.py": {"mesh/numpy/dtypes.py"},
     "mesh/numpy/promotion.py": {"mesh/numpy/manipulation.py"},
+    "mesh/numpy/random.py": {"mesh/numpy/special.py"},
     "mesh/transforms/composite.py": {"mesh/tracing/trace.py", "mesh/transforms/step_list.py"},
 }
 

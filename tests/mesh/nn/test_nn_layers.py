@@ -87,6 +87,30 @@ def test_batch_norm_gives_its_statistics_back() -> None:
     close(layer(x, state), (x - shaped[0]) / np.sqrt(shaped[1] + 1e-5))
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("of_statistics", ["float32", "the same"])
+def test_batch_norm_of_halves_is_rounded_once(dtype: str, of_statistics: str) -> None:
+    x = mnp.astype(mnp.asarray(500 + 30 * normal(10, 3, 4)), dtype)
+    given = [mnp.astype(mnp.asarray(np.float32(each)), dtype if of_statistics == "the same" else of_statistics)
+             for each in ([500, 480, 510], [900, 1e-6, 800], [1.5, 0.5, 2], [0.1, -1, 3])]  # fmt: skip
+    mean, variance, weight, bias = (mnp.astype(each, "float64").reshape(3, 1) for each in given)
+    exact = (mnp.astype(x, "float64") - mean) / mnp.sqrt(variance + 1e-5) * weight + bias
+    found = nn.batch_norm(x, *given)
+    assert found.dtype == x.dtype
+    unit = 2.0**-11 if dtype == "float16" else 2.0**-8
+    np.testing.assert_allclose(values(mnp.astype(found, "float64")), values(exact), rtol=1.01 * unit, atol=1e-7)
+
+
+def test_a_batch_norm_that_is_trained_keeps_the_dtypes_of_halves() -> None:
+    layer, state = nn.BatchNorm.init(3, dtype="float16"), nn.BatchStatistics.init(3)
+    halves = tree.map(lambda each: mnp.astype(each, "float16"), state)
+    x = mnp.astype(mnp.asarray(500 + 30 * normal(10, 3, 4)), "float16")
+    for before in (state, halves):
+        found, after = layer.train(x, before)
+        assert found.dtype == np.float16 and after.mean.dtype == before.mean.dtype
+        assert np.abs(values(mnp.mean(found, (0, 2)))).max() < 1e-2
+
+
 def test_dropout_needs_a_key_and_keeps_the_mean() -> None:
     x = np.ones((100, 100), np.float32)
     layer = nn.Dropout(0.3)

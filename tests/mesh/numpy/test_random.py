@@ -88,6 +88,28 @@ def test_the_inverse_of_erf() -> None:
     np.testing.assert_allclose(single, y[steep], rtol=5e-5, atol=1e-6)  # the input's own rounding, steep at the ends
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    ("lower", "upper"),
+    [(8, 9), (-9, -8), (-math.inf, -8), (8, math.inf), (2, 2.5), (1.9, 9), (-8, 9), (0.1, 0.3), (30, 31), (-37, -36.5)],
+)
+def test_a_tail_of_the_normal_distribution_is_drawn_as_it_is(lower: float, upper: float, dtype: Any) -> None:
+    found = drawn(random.truncated_normal(KEY, lower, upper, (MANY,), dtype)).astype(np.float64)
+    assert ((found >= lower) & (found <= upper)).all()
+    if upper < -lower:  # as its mirror image, whose probabilities have a logarithm
+        found, lower, upper = -found, -upper, -lower
+    left = np.vectorize(lambda x: math.erfc(x / math.sqrt(2)))
+    fallen = np.sort((left(lower) - left(found)) / (left(lower) - left(upper)))
+    assert np.abs(fallen - np.linspace(0, 1, MANY)).max() < 1.95 / math.sqrt(MANY), "Kolmogorov and Smirnov's test"
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_bounds_that_a_dtype_does_not_have_are_kept(dtype: str) -> None:
+    found = drawn(random.truncated_normal(KEY, 0.1, 0.11, (MANY,), dtype)).astype(np.float64)
+    assert found.min() >= 0.1 and found.max() <= 0.11
+    assert set(drawn(random.truncated_normal(KEY, 8, 8, (9,), dtype)).tolist()) == {8.0}
+
+
 def test_truncated_normal_stays_inside() -> None:
     found = drawn(random.truncated_normal(KEY, -2, 1, (MANY,)))
     assert found.min() >= -2 and found.max() <= 1
