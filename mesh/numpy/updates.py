@@ -226,7 +226,7 @@ class Place:
         Returns
         -------
         Array
-            x[key].
+            The elements, x[key].
         """
         return indexing.getitem(self._array, self._key)
 
