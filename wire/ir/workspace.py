@@ -7,20 +7,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 
-from .dtypes import BF16, F16
+from .dtypes import BF16, F16, F32
 from .graph import WireGraph
 from .types import Attrs, TensorType
 
 BLOCK_BYTES = 1 << 22  # of windows copied at once: a few times what caches hold, so that a product is worth its call
 LINES_ELEMENTS = 1 << 17  # of lines that are sorted or added up at once, if one line is not more
+FEW_ROWS, LARGE_SIZE = 48, 1 << 17  # of a product: numpy takes up to so many rows by so large a matrix turned round
 Rule = Callable[[Attrs, Sequence[TensorType], TensorType], int]
 
 
-def scratch_bytes(graph: WireGraph, index: int) -> int:
-    """The workspace of a node."""
+def scratch_bytes(graph: WireGraph, index: int, by_numpy: bool = False) -> int:
+    """The workspace of a node; `by_numpy` on the engine of that name, whose copies no other one makes."""
     op, inputs, attrs = graph.nodes[index]
-    rule = SCRATCH.get(op)
+    rule = (BY_NUMPY if by_numpy and op in BY_NUMPY else SCRATCH).get(op)
     return 0 if rule is None else rule(attrs, [graph.types[source] for source in inputs], graph.types[index])
 
 
@@ -39,6 +41,34 @@ def _conv(attrs: Attrs, operands: Sequence[TensorType], out: TensorType) -> int:
     item_bytes = 4 if narrow else out.dtype.itemsize
     block = 2 * min(BLOCK_BYTES, windows * item_bytes) + min(BLOCK_BYTES * gaps, padded * item_bytes)
     return block + wider * item_bytes
+
+
+def _dot(attrs: Attrs, operands: Sequence[TensorType], out: TensorType) -> int:
+    """Operands and result in f32 for f16 and bf16, copies of operands of which BLAS cannot read the matrices, and of
+    few rows the result turned round."""
+    narrow = out.dtype in (F16, BF16)
+    item_bytes = 4 if narrow else out.dtype.itemsize
+    copies = sum(
+        operand.size
+        for operand, side in zip(operands, ("lhs", "rhs"), strict=True)
+        if not _is_stack(operand.shape, attrs[f"{side}_batch"], attrs[f"{side}_contract"])
+    )
+    x, w = operands
+    summed = math.prod(x.shape[axis] for axis in attrs["lhs_contract"])
+    rows = x.size // max(summed * math.prod(x.shape[axis] for axis in attrs["lhs_batch"]), 1)
+    turned = out.size if out.dtype is F32 and rows <= FEW_ROWS and w.size >= LARGE_SIZE else 0
+    return item_bytes * (copies + turned + (x.size + w.size + out.size if narrow else 0))
+
+
+def _is_stack(shape: Sequence[int], batch: Sequence[int], contract: Sequence[int]) -> bool:
+    """Whether a tensor is a stack of matrices where it lies: the axes of each group follow each other, and the last one
+    is no batch."""
+    axes = [axis for axis, dim in enumerate(shape) if dim > 1]
+    place = {axis: number for number, axis in enumerate(axes)}
+    free = [axis for axis in axes if axis not in (*batch, *contract)]
+    groups = [[place[axis] for axis in group if axis in place] for group in (batch, free, contract)]
+    runs = all(after == before + 1 for group in groups for before, after in pairwise(group))
+    return runs and (not groups[0] or groups[0][-1] != len(axes) - 1)
 
 
 def _lines(each_bytes: int) -> Rule:
@@ -65,6 +95,7 @@ def _matrix(times: int) -> Rule:
     return rule
 
 
+BY_NUMPY: Mapping[str, Rule] = {"dot": _dot}
 SCRATCH: Mapping[str, Rule] = {
     "conv": _conv,
     "argmax": _lines(12),

@@ -634,9 +634,9 @@ def _peak_bytes(graph: WireGraph, calls: Sequence[_Call | _Turn | _Meeting]) -> 
         if isinstance(call, _Turn):
             made = graph.siblings[call.outputs[0][0]]
             inside = [inner_graph.memory_bytes for inner_graph in call.graphs.values()]
-            inner = max(inside, default=scratch_bytes(graph, made[0]))
+            inner = max(inside, default=scratch_bytes(graph, made[0], by_numpy=True))
         else:
-            made, inner = (call.index,), scratch_bytes(graph, call.index)
+            made, inner = (call.index,), scratch_bytes(graph, call.index, by_numpy=True)
         alive += sum(graph.types[index].size_bytes for index in made if graph.nodes[index].op != "after")
         peak = max(peak, alive + inner)
         alive -= sum(graph.types[index].size_bytes for index in call.frees if graph.nodes[index].op != "after")

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from wire.ir.dtypes import BF16, C64, C128, F16, F32, F64
 from wire.ir.types import Attrs, HostArray, TensorType
+from wire.ir.workspace import FEW_ROWS, LARGE_SIZE
 
 from ..engine.donation import Undo
 from .blocks import by_lines
@@ -151,9 +152,6 @@ def _product(a: HostArray, b: HostArray, into: HostArray | None) -> HostArray:
 def _put(array: HostArray, into: HostArray) -> HostArray:
     into.reshape(array.shape)[...] = array
     return into
-
-
-FEW_ROWS, LARGE_SIZE = 48, 1 << 17
 
 
 @lru_cache(1024)

@@ -32,6 +32,7 @@ from wire.cached_property import cached_property
 from wire.errors import PlacementError
 from wire.ir.device_names import DeviceName
 from wire.ir.graph import WireGraph
+from wire.protocol.engine_names import CPU
 from wire.units import need_text, room_text
 
 from .device_constraints import allows, check_devices, pins
@@ -119,6 +120,7 @@ class CostModel:
         self.to_client: list[Link] = [profiles.link(name, CLIENT) for name in names]
         self._near = frozenset(number for number, name in enumerate(names) if name in profiles.near)
         self.sites: list[Site] = [(w, d.index) for w, worker in enumerate(profiles.workers) for d in worker.devices]
+        self._by_numpy = [device.engine == CPU for worker in profiles.workers for device in worker.devices]  # by site
         check_devices(self.pinned, profiles)
         self._kinds, self.kind_of = self._kinds_of_units()
         devices = [self._devices(worker) for worker in profiles.workers]
@@ -458,14 +460,17 @@ class CostModel:
 
     def _working_sets(self, keys: Sequence[PartKey], order: Sequence[PartKey], traffic: _Traffic) -> dict[PartKey, int]:
         """The most bytes of results alive at once in each part; what leaves a part stays to its end."""
-        out_bytes, scratch_bytes, operands_of = self.index.out_bytes, self.index.scratch_bytes, self.index.operands
+        index, sites = self.index, len(self.sites)
+        out_bytes, operands_of = index.out_bytes, index.operands
+        scratch = [index.numpy_scratch_bytes if numpy else index.scratch_bytes for numpy in self._by_numpy]
         last_reader, leaving = traffic.last_reader, traffic.leaving
         alive = dict.fromkeys(order, 0)
         most = dict.fromkeys(order, 0)
         for unit, key in enumerate(keys):
             now = alive[key] + out_bytes[unit]
-            if now + scratch_bytes[unit] > most[key]:
-                most[key] = now + scratch_bytes[unit]
+            needed = now + scratch[key % sites][unit]
+            if needed > most[key]:
+                most[key] = needed
             for operand in operands_of[unit]:
                 if last_reader[operand] == unit and operand not in leaving:
                     now -= out_bytes[operand]

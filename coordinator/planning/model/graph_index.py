@@ -32,6 +32,7 @@ class GraphIndex:
     leaves: tuple[tuple[GraphNode, ...], ...]  # the leaves that it reads
     out_bytes: tuple[int, ...]  # of all its results
     scratch_bytes: tuple[int, ...]  # what it needs besides operands and results while it runs
+    numpy_scratch_bytes: tuple[int, ...]  # on the engine of that name
     consumers: tuple[tuple[Unit, ...], ...]  # the units that read it
     sent_bytes: Mapping[GraphNode, int]  # of each result that a unit reads, those that travel to another machine
     sibling_readers: Mapping[GraphNode, frozenset[Unit]]  # the units that read this one of several siblings
@@ -73,6 +74,7 @@ class GraphIndex:
             tuple([tuple({i for i in nodes[n].inputs if i not in unit_of}) for n in units]),
             tuple([kinds.each[kind].result_bytes for kind in kinds.of]),
             tuple([kinds.each[kind].scratch_bytes for kind in kinds.of]),
+            tuple([kinds.each[kind].numpy_scratch_bytes for kind in kinds.of]),
             tuple(map(tuple, consumers)),
             sent,
             {index: frozenset(reading) for index, reading in readers.items()},

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from wire.errors import PlacementError
+from wire.protocol.engine_names import CPU
 from wire.units import need_text, room_text
 
 from .liveness import DUPLICATED, working_set
@@ -32,7 +33,7 @@ def memory_by_site(parts: Iterable[Part], in_turn: bool = False) -> dict[tuple[s
     for part in parts:
         site = (part.node, part.device)
         held.setdefault(site, {}).update(_read(part))
-        made[site] = max(made.get(site, 0), working[id(part.graph)])
+        made[site] = max(made.get(site, 0), working[id(part.graph), part.engine])
     return {site: most + sum(held[site].values()) for site, most in made.items()}
 
 
@@ -47,10 +48,10 @@ def _read(part: Part) -> Iterator[tuple[object, int]]:
             yield node, part.graph.types[index].size_bytes
 
 
-def _working(parts: Sequence[Part]) -> dict[int, int]:
-    """The working set of each graph, by the graph's id: many parts share a graph."""
-    graphs = {id(part.graph): part.graph for part in parts}
-    return {identity: working_set(graph) for identity, graph in graphs.items()}
+def _working(parts: Sequence[Part]) -> dict[tuple[int, str], int]:
+    """The working set of each graph, by the graph's id and the engine: many parts share a graph."""
+    graphs = {(id(part.graph), part.engine): part.graph for part in parts}
+    return {key: working_set(graph, key[1] == CPU) for key, graph in graphs.items()}
 
 
 def _in_turn(parts: Sequence[Part]) -> dict[tuple[str, int], int]:
@@ -72,7 +73,7 @@ def _in_turn(parts: Sequence[Part]) -> dict[tuple[str, int], int]:
     made = _working(parts)
     for at, part in enumerate(parts):
         site = (part.node, part.device)
-        most[site] = max(most[site], held[site] + made[id(part.graph)])
+        most[site] = max(most[site], held[site] + made[id(part.graph), part.engine])
         for there, source, size_bytes in comes.get(part.index, ()):
             held[there] += size_bytes
             most[there] = max(most[there], held[there])

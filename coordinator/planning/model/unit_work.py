@@ -57,6 +57,7 @@ class Kind(NamedTuple):
     turns: int  # of a loop, each with a dispatch of its own
     result_bytes: int
     scratch_bytes: int  # what it needs besides operands and results while it runs
+    numpy_scratch_bytes: int  # on the engine of that name
 
     def seconds(self, device: DeviceProfile) -> float:
         """What a unit takes on a device: the roofline's maximum, and a dispatch for every turn."""
@@ -111,6 +112,7 @@ def _kind(graph: WireGraph, index: int, made: Sequence[int]) -> Kind:
         turns(graph.nodes[index]),
         sum(graph.types[sibling].size_bytes for sibling in made),
         inside(graph, index),
+        inside(graph, index, by_numpy=True),
     )
 
 
