@@ -105,6 +105,8 @@ def _make_plan(
     text = strategy.plain.text
     if isinstance(strategy, Auto) and profiles.workers and not needs_ranks(graph):
         return _cheapest(graph, profiles, strategy, state, programs)
+    if isinstance(strategy, Single) and profiles.workers and not needs_ranks(graph):
+        return _best_colocated(graph, profiles, text, state)
     for tried in _tried(strategy.text, len(profiles.workers)):
         budgets = profiles
         for _ in range(BUDGETS_TRIED_MAX if isinstance(strategy, Pipeline) else 1):
@@ -164,11 +166,8 @@ def _cheapest(
     refusals = []
     for name in ("pipeline",) if strategy.use_all else ("single", "auto"):
         try:
-            if name == "single":
-                drafts.add("single", make_plan(graph, profiles, name))
-            else:
-                shared = _best_colocated(graph, profiles, name, state)
-                drafts.have(whole_name(shared), shared)
+            shared = _best_colocated(graph, profiles, name, state)
+            drafts.have(whole_name(shared), shared)
         except PlacementError as error:
             refusals.append(error)
     if not strategy.reproducible or may_split(profiles, graph):

@@ -187,6 +187,7 @@ from .numpy_extras import (
     dstack,
     ediff1d,
     extract,
+    fabs,
     fill_diagonal,
     flatnonzero,
     fliplr,
@@ -258,7 +259,7 @@ newaxis = None
 __array_api_version__ = "2024.12"
 
 # numpy's names where the standard has another
-absolute, fabs = abs, abs
+absolute = abs
 arccos, arccosh, arcsin, arcsinh, arctan, arctan2, arctanh = acos, acosh, asin, asinh, atan, atan2, atanh
 amax, amin = max, min
 around = round

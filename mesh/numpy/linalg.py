@@ -288,10 +288,14 @@ def matrix_rank(x: Operand, *, rtol: Any = None) -> Array:
 
 def cond(x: Operand, p: Any = None) -> Array:
     """The condition number: the norm `p` of matrices times that of their inverses; None and 2 by singular values."""
+    (array,) = inexact(x)
     if p is not None and _order(p) not in (2, -2):
-        return elementwise.multiply(matrix_norm(x, ord=p), matrix_norm(inv(x), ord=p))
-    s = svdvals(x)
-    return elementwise.divide(s[..., -1], s[..., 0]) if p == -2 else elementwise.divide(s[..., 0], s[..., -1])
+        number = elementwise.multiply(matrix_norm(array, ord=p), matrix_norm(inv(array), ord=p))
+    else:
+        s = svdvals(array)
+        number = elementwise.divide(s[..., -1], s[..., 0]) if p == -2 else elementwise.divide(s[..., 0], s[..., -1])
+    unknown = reductions.any(elementwise.isnan(array), (-2, -1))
+    return elementwise.where(elementwise.isnan(number) & ~unknown, math.inf, number)  # of 0 / 0, or without inverse
 
 
 # -- products ---------------------------------------------------------------------------------------------

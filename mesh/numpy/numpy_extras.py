@@ -213,6 +213,11 @@ def indices(dimensions: Sequence[int], dtype: DTypeLike = None) -> Array:
 # -- arithmetic -------------------------------------------------------------------------------------------
 
 
+def fabs(x: Operand) -> Array:
+    """|x| of real numbers, as floats."""
+    return elementwise.abs(*floats(x))
+
+
 def rint(x: Operand) -> Array:
     """x rounded to integers, halves to the even neighbour."""
     return elementwise.round(x)
@@ -453,9 +458,12 @@ def nanmean(x: Operand, axis: Axis = None, *, keepdims: bool = False) -> Array:
 
 
 def _nanvar(array: Array, axis: Axis, ddof: float, keepdims: bool) -> Array:
-    apart = elementwise.squared_size(array - nanmean(array, axis, keepdims=True))
-    there = cast(elementwise.logical_not(elementwise.isnan(array)), apart.type.dtype)
-    return nansum(apart, axis, keepdims=keepdims) / (reductions.sum(there, axis, keepdims=keepdims) - ddof)
+    missing = elementwise.isnan(array)
+    apart = elementwise.squared_size(elementwise.where(missing, 0, array - nanmean(array, axis, keepdims=True)))
+    there = cast(elementwise.logical_not(missing), apart.type.dtype)
+    count = reductions.sum(there, axis, keepdims=keepdims) - ddof
+    total = reductions.sum(apart, axis, keepdims=keepdims)  # NaN where an infinity is: it is nowhere near the mean
+    return elementwise.where(count > 0, total / count, math.nan)
 
 
 def _wide(array: Array) -> Array:
@@ -641,8 +649,8 @@ def cov(m: Operand, *, ddof: int = 1) -> Array:
     if rows.ndim > 2:
         raise ShapeError(f"cov needs a matrix, got shape {rows.shape}")
     apart = rows - reductions.mean(rows, 1, keepdims=True)
-    products = contraction.matmul(apart, complexes.conj(manipulation.matrix_transpose(apart))) / (rows.shape[1] - ddof)
-    return cast(manipulation.squeeze(products), given.type.dtype)
+    products = contraction.matmul(apart, complexes.conj(manipulation.matrix_transpose(apart)))
+    return cast(manipulation.squeeze(products / like(max(rows.shape[1] - ddof, 0), products)), given.type.dtype)
 
 
 def corrcoef(m: Operand) -> Array:
@@ -650,8 +658,11 @@ def corrcoef(m: Operand) -> Array:
     (array,) = inexact(m)
     covariance = manipulation.atleast_2d(cov(_wide(array)))
     spread = elementwise.sqrt(contraction.diagonal(covariance))
-    scaled = covariance / expand_dims(spread, 1) / spread
-    return cast(manipulation.squeeze(elementwise.clip(scaled, -1, 1)), array.type.dtype)
+    scaled = manipulation.squeeze(covariance / expand_dims(spread, 1) / spread)
+    real = elementwise.clip(complexes.real(scaled), -1, 1)
+    if scaled.type.dtype.kind == "c":
+        real = real + 1j * elementwise.clip(complexes.imag(scaled), -1, 1)
+    return cast(real, array.type.dtype)
 
 
 def bincount(x: Operand, weights: Operand | None = None, minlength: int = 0, *, length: int | None = None) -> Array:

@@ -133,6 +133,12 @@ def floats(*values: Operand) -> list[Array]:
 
 def inexact(*values: Operand) -> list[Array]:
     """Arrays of one common float or complex dtype; integers and bools become float32."""
+    whole = [is_python_scalar(value) and isinstance(value, int) for value in values]
+    if any(whole) and not all(whole):  # an integer array divided by 256: the number need not fit its dtype
+        kind = operands(*[0 if number else value for number, value in zip(whole, values, strict=True)])[
+            0
+        ].type.dtype.kind
+        values = tuple([cast(_as_array(x), F32) if kind in "iu" and not is_python_scalar(x) else x for x in values])
     arrays = operands(*values)
     if arrays[0].type.dtype.kind not in "fc":
         return [cast(array, F32) for array in arrays]

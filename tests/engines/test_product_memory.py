@@ -1,4 +1,4 @@
-"""What the numpy engine takes for a product besides its operands and its result: wider operands, and copies for BLAS."""
+"""What numpy takes for a product besides its operands and its result: wider operands, and copies for BLAS."""
 
 from __future__ import annotations
 

@@ -153,11 +153,11 @@ class CostModel:
 
     def _bytes_of_units(self) -> list[int]:
         """The bytes of those results of each unit that others read, as they travel between most workers."""
-        types, sent = self.graph.types, self.index.sent_bytes
         near = len(self._near) == len(self.profiles.workers)
         sizes = [0] * len(self.index.units)
+        sent = self.index.read_bytes if near else {**self.index.read_bytes, **self.index.sent_bytes}
         for unit, node in {pair: None for reads in self.index.reads for pair in reads}:
-            sizes[unit] += types[node].size_bytes if near else sent[node]
+            sizes[unit] += sent[node]
         return sizes
 
     def _by_unit(self, rows: Sequence[Sequence[T]]) -> list[Sequence[T]]:
@@ -327,7 +327,9 @@ class CostModel:
 
     def _count_results(self, traffic: _Traffic, assignment: Assignment, keys: Sequence[PartKey]) -> None:
         """Results that a part reads of another: held once per site, sent once per worker."""
-        sites, types, reads_of = len(self.sites), self.graph.types, self.index.reads
+        sites, reads_of, read_bytes, sent_bytes = (
+            len(self.sites), self.index.reads, self.index.read_bytes, self.index.sent_bytes,
+        )  # fmt: skip
         held: set[tuple[GraphNode, SiteIndex]] = set()
         sent: set[tuple[GraphNode, int]] = set()  # to a worker
         last_reader = traffic.last_reader = [-1] * len(keys)
@@ -343,22 +345,21 @@ class CostModel:
                 site = key % sites
                 if (node, site) not in held:
                     held.add((node, site))
-                    traffic.held[site] += types[node].size_bytes
+                    traffic.held[site] += read_bytes[node]
                 if (node, worker) not in sent:
                     sent.add((node, worker))
-                    size = self._sent_bytes(node, assignment[operand], worker)
+                    size = read_bytes[node]
+                    if node in sent_bytes and self._leaves_zeros(assignment[operand], worker):
+                        size = sent_bytes[node]
                     sends = traffic.sends.setdefault(source, {})
                     sends[worker] = sends.get(worker, 0) + size
                     if assignment[operand] != worker:
                         traffic.bytes_in[worker] += size
 
-    def _sent_bytes(self, node: GraphNode, source: int, target: int) -> int:
-        """The bytes of a result that go from one worker to another."""
-        size, sent = self.graph.types[node].size_bytes, self.index.sent_bytes[node]
-        if size == sent:
-            return size
+    def _leaves_zeros(self, source: int, target: int) -> bool:
+        """Whether zeros at the end of a tensor do not go from one worker to another."""
         workers = self.profiles.workers
-        return size if self.profiles.sends_zeros(workers[source].node_id, workers[target].node_id) else sent
+        return not self.profiles.sends_zeros(workers[source].node_id, workers[target].node_id)
 
     def _count_leaves(self, traffic: _Traffic, assignment: Assignment, keys: Sequence[PartKey]) -> None:
         """Leaves that a part reads: held once per site; the inputs among them are sent once per worker."""

@@ -34,7 +34,8 @@ class GraphIndex:
     scratch_bytes: tuple[int, ...]  # what it needs besides operands and results while it runs
     numpy_scratch_bytes: tuple[int, ...]  # on the engine of that name
     consumers: tuple[tuple[Unit, ...], ...]  # the units that read it
-    sent_bytes: Mapping[GraphNode, int]  # of each result that a unit reads, those that travel to another machine
+    read_bytes: Mapping[GraphNode, int]  # of each result that a unit reads
+    sent_bytes: Mapping[GraphNode, int]  # to another machine, of those of which fewer are sent
     sibling_readers: Mapping[GraphNode, frozenset[Unit]]  # the units that read this one of several siblings
     leaf_bytes: Mapping[GraphNode, int]
     inputs: frozenset[GraphNode]
@@ -53,8 +54,11 @@ class GraphIndex:
         members = tuple([graph.siblings.get(index, (index,)) for index in units])
         operands = tuple([tuple({unit_of[i] for i in nodes[n].inputs if i in unit_of}) for n in units])
         reads = tuple([tuple({(unit_of[i], i): None for i in nodes[n].inputs if i in unit_of}) for n in units])
-        front = fronts(graph)
-        sent = {i: sent_bytes(graph.types[i], front.get(i)) for read in reads for _, i in read}
+        made = tuple([kinds.each[kind].result_bytes for kind in kinds.of])
+        read = {pair: None for pairs in reads for pair in pairs}
+        types, front = graph.types, fronts(graph)
+        sizes = {i: made[unit] if len(members[unit]) == 1 else types[i].size_bytes for unit, i in read}
+        sent = {i: sent_bytes(types[i], front[i]) for _, i in read if i in front} if front else {}
         consumers: list[list[Unit]] = [[] for _ in units]
         for unit, sources in enumerate(operands):
             for source in sources:
@@ -72,10 +76,11 @@ class GraphIndex:
             operands,
             reads,
             tuple([tuple({i for i in nodes[n].inputs if i not in unit_of}) for n in units]),
-            tuple([kinds.each[kind].result_bytes for kind in kinds.of]),
+            made,
             tuple([kinds.each[kind].scratch_bytes for kind in kinds.of]),
             tuple([kinds.each[kind].numpy_scratch_bytes for kind in kinds.of]),
             tuple(map(tuple, consumers)),
+            sizes,
             sent,
             {index: frozenset(reading) for index, reading in readers.items()},
             {i: graph.types[i].size_bytes for i, node in enumerate(nodes) if node.op in DUPLICATED},

@@ -70,8 +70,9 @@ class LeastSeconds:
     def _bytes_along(self, chain: Sequence[int]) -> list[int]:
         """What each unit of a chain is sent, at least, if the one before is on another worker."""
         index = self._model.index
+        sent = {**index.read_bytes, **index.sent_bytes}
         return [
-            sum(index.sent_bytes[node] for operand, node in index.reads[unit] if operand == before)
+            sum(sent[node] for operand, node in index.reads[unit] if operand == before)
             for before, unit in pairwise(chain)
         ]
 

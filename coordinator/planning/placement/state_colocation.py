@@ -137,8 +137,17 @@ class StateColocation:
         counts = {"single": [1], "pipeline": [most]}.get(strategy, list(range(1, max(most, 1) + 1)))
         weight = [min(sum(model.seconds[w][unit] for unit in group) for w in range(count)) for group in self.groups]
         for several in counts:
-            for order in itertools.islice(itertools.permutations(model.by_speed[: max(several, 1)]), ORDERS_MAX):
+            for order in itertools.islice(self._orders(max(several, 1)), ORDERS_MAX):
                 yield from self._placed([order[place] for place in _even(weight, several)])
+
+    def _orders(self, count: int) -> Iterator[tuple[int, ...]]:
+        """Orders of so many of the fastest workers; of one, those of all that differ from each other."""
+        if count > 1:
+            return itertools.permutations(self.model.by_speed[:count])
+        workers, twins = self.model.profiles.workers, self.model.profiles.twins
+        differing = [worker for worker in self.model.by_speed if twins[worker] < 0]
+        roomy = sorted(differing, key=lambda worker: -workers[worker].memory_bytes)
+        return ((worker,) for worker in dict.fromkeys((*differing[: ORDERS_MAX // 2], *roomy)))
 
     def _placed(self, chosen: Sequence[int], loose: Mapping[int, int] = NO_UNITS) -> Iterator[list[int]]:
         """The groups on these workers, or on others where they cannot be; nothing if they can be nowhere.  What is in

@@ -33,6 +33,7 @@ from wire.ir.graph import GraphBuilder, WireGraph
 from wire.ir.types import TensorType
 from wire.policy.strategies import Auto, DataTensor, Pipeline, Single, Strategy
 from wire.protocol.messages import PlanKey
+from wire.units import time_text
 
 STEP = Stepping(train, first_state(), batch(0), "auto")
 STATE = Stateful(STEP.carries, STEP.returned_count, values=2)
@@ -105,6 +106,21 @@ def test_what_has_nothing_to_do_with_the_state_is_computed_somewhere() -> None:
     small = mesh_of(3).with_memory([250] * 3)  # no worker has room for all of it
     plan = session_plan(builder.build(outputs), small, "auto", state)
     assert len({part.node for part in plan.parts}) > 1 and len(plan.carries) == 3
+
+
+@pytest.mark.parametrize("strategy", ["single", "auto"])
+def test_a_state_that_stays_on_its_worker_makes_no_link_to_the_client_dear(strategy: str) -> None:
+    """A fast worker beyond a slow link keeps 64 MiB of keys and values there: nothing of them comes back in a step."""
+    builder = GraphBuilder()
+    kept = builder.add("add", builder.param("kept", (4096, 4096), F32), builder.input("x", (), F32))
+    told = builder.add("reduce_sum", kept, axes=(0, 1))
+    graph, state = builder.build([told, kept]), Stateful((("kept", 1),), 1)
+    slow, fast = worker(0, device(0, 10.0, 1.0)), worker(1, device(0, 100.0, 10.0))
+    profiles = Profiles((slow, fast), near=frozenset({slow.node_id}))
+    plan = session_plan(graph, profiles, strategy, state)
+    assert [part.node for part in plan.parts] == [fast.node_id]
+    assert plan.cut_bytes == 8 and plan.seconds < 0.1
+    assert f"predicted {time_text(plan.seconds)} per step" in plan.reasons[0]
 
 
 def counters(count: int) -> tuple[WireGraph, Stateful]:

@@ -68,6 +68,8 @@ def test_sets_and_statistics_of_numpy() -> None:
     same(mnp.isin(Z, np.array([0.25, 3], np.complex64)), np.isin(Z, [0.25, 3]))
     same(mnp.intersect1d(Z, Z[0]), np.intersect1d(Z, Z[0]))
     same(mnp.cov(Z), np.cov(Z).astype(np.complex64))
+    wide = np.concatenate([Z, Z[::-1] * 2j], axis=1)
+    np.testing.assert_allclose(np.asarray(mnp.corrcoef(wide)), np.corrcoef(wide), rtol=1e-5, atol=1e-6)
     same(mnp.gradient(Z, axis=-1), np.gradient(Z, axis=-1))
     holed = np.where(Z == 0.25, np.complex64(np.nan), Z)
     same(mnp.nanvar(holed), np.nanvar(holed))

@@ -130,6 +130,18 @@ def test_integer_extremes_survive_reductions_and_argmin(dtype: Any) -> None:
     )
 
 
+@pytest.mark.parametrize("number", [256, -1, 2**40, 2**64])
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int64, np.bool_])
+def test_a_number_by_which_integers_are_divided_need_not_fit_their_dtype(dtype: Any, number: int) -> None:
+    x = np.array([0, 1, 5]).astype(dtype)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        for divided in (lambda x: x / number, lambda x: number / x):
+            found = np.asarray(divided(mnp.asarray(x)))
+            assert found.dtype == np.float32
+            np.testing.assert_allclose(found, divided(x), rtol=1e-6)
+        np.testing.assert_allclose(np.asarray(mnp.arctan2(x, number)), np.arctan2(x, float(number)), rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("value", "dtype"),
     [(-1, "uint8"), (300, "uint8"), ([1, 300], "uint8"), ([[-1]], "uint32"), (range(300), "int8"), (2**40, "int32")],

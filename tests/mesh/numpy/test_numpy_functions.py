@@ -399,7 +399,7 @@ INDICES = {"argmax", "argmin", "argsort", "lexsort", "nonzero", "searchsorted", 
 ALIASES = {
     "absolute": "abs", "amax": "max", "amin": "min", "arccos": "acos", "arccosh": "acosh", "arcsin": "asin",
     "arcsinh": "asinh", "arctan": "atan", "arctan2": "atan2", "arctanh": "atanh", "around": "round",
-    "bitwise_not": "bitwise_invert", "concatenate": "concat", "conjugate": "conj", "fabs": "abs", "fix": "trunc",
+    "bitwise_not": "bitwise_invert", "concatenate": "concat", "conjugate": "conj", "fix": "trunc",
     "invert": "bitwise_invert", "left_shift": "bitwise_left_shift", "mod": "remainder", "power": "pow",
     "right_shift": "bitwise_right_shift", "transpose": "permute_dims", "true_divide": "divide",
 }  # fmt: skip

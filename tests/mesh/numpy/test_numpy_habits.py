@@ -92,7 +92,11 @@ ROWS = [
       for mode in ("full", "same", "valid")],
     Row("select", [([F > 0, F < -1], [F, G], 7.0), ([B], [I])]),
     *[Row(name, [(HOLES[[0, 2]], 1), (F, 0), (F,)], {"ddof": 1}, rtol=1e-5) for name in ("nanvar", "nanstd")],
-    Row("cov", [(F,), (V,)], rtol=1e-4), Row("cov", [(F,)], {"ddof": 0}, rtol=1e-4), Row("corrcoef", [(F,)], rtol=1e-4),
+    *[Row(name, [(S,), (S, 0), (np.stack([S, S[::-1]]), 0), (V, None)], {"ddof": ddof}) for name in ("nanvar", "nanstd")
+      for ddof in (0, 2)],
+    Row("fabs", [(F,), (I,), (np.array([-128, 5], np.int16),)]),
+    Row("cov", [(F,), (V,), (V[:0],), (V[:1],)], rtol=1e-4), Row("cov", [(F[:, :1],)], {"ddof": 3}),
+    Row("cov", [(F,)], {"ddof": 0}, rtol=1e-4), Row("corrcoef", [(F,)], rtol=1e-4),
     Row("bincount", [(np.abs(I[0]),), (np.abs(I[0]), V[:4]), (np.zeros(0, np.int32),)], {"minlength": 3}),
     Row("compress", [([True, False, True], F, 0), (B[0], F, 1), (B.ravel()[:5], F)]),
     Row("partition", [(F, 3)], reference=lambda x, kth: np.sort(x)),
@@ -134,6 +138,7 @@ LINALG = [
     Row("lstsq", [(F.T, V[:4]), (F.T, G.T), (F, W), (np.ones((2, 3), np.float32), V[:2])], rtol=1e-4),
     *[Row("cond", [(REGULAR, p), (REGULAR[0], p)], rtol=1e-4) for p in (None, 2, -2, 1, "fro", math.inf)],
     Row("cond", [(F,)], rtol=1e-4),
+    Row("cond", [(np.zeros((2, 2), np.float32), p) for p in (None, 2, -2, 1, "fro", math.inf)]),
     Row("multi_dot", [([F, G.T],), ([V[:3], F, G.T, W],), ([F, G.T, F, V[:4]],), ([V, V],)], rtol=1e-4, atol=1e-5),
 ]  # fmt: skip
 BITS_64 = {"float64": "float32", "int64": "int32"}

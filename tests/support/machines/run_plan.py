@@ -16,6 +16,7 @@ from wire.ir.graph import GraphBuilder, WireGraph
 from wire.ir.ops import CONTROL, inner_graphs
 from wire.ir.workspace import scratch_bytes
 from wire.passes.unroll_spmd import Ranks
+from wire.protocol.engine_names import CPU
 from worker.cpu import evaluate
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -94,11 +95,11 @@ def memory_by_device(plan: Plan) -> dict[tuple[str, int], int]:
                 held.setdefault(site, {})[part.sources[int(node.attrs["name"])]] = graph.types[index].size_bytes
             elif node.op in DUPLICATED:
                 held.setdefault(site, {})[node] = graph.types[index].size_bytes
-        made[site] = max(made.get(site, 0), _most_alive(graph))
+        made[site] = max(made.get(site, 0), _most_alive(graph, part.engine == CPU))
     return {site: most + sum(held.get(site, {}).values()) for site, most in made.items()}
 
 
-def _most_alive(graph: WireGraph) -> int:
+def _most_alive(graph: WireGraph, by_numpy: bool) -> int:
     """With what a branch or a loop holds inside, what a kernel copies, and siblings as made together."""
     made = {each: first for first, group in graph.siblings.items() for each in group}
     computing = [index for index, node in enumerate(graph.nodes) if node.op not in DUPLICATED]
@@ -112,8 +113,8 @@ def _most_alive(graph: WireGraph) -> int:
         alive = [each for each in computing if made.get(each, each) <= now <= last_use.get(each, len(graph))]
         node = graph.nodes[now]
         if node.op in CONTROL:
-            inside = max(map(_most_alive, inner_graphs(node.op, node.attrs)))
+            inside = max(_most_alive(inner, by_numpy) for inner in inner_graphs(node.op, node.attrs))
         else:
-            inside = scratch_bytes(graph, now)
+            inside = scratch_bytes(graph, now, by_numpy)
         most = max(most, sum(graph.types[index].size_bytes for index in alive) + (made.get(now, now) == now) * inside)
     return most
