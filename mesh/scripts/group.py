@@ -72,6 +72,10 @@ class Neighbours:
     def directories(self) -> dict[int, Path]:
         return {rank: Path(note.directory) for rank, note in self.notes.items()}
 
+    def of_this_meeting(self, group: str) -> str:
+        """The name of a group that none of an earlier meeting in the same folder has."""
+        return f"{next(iter(self.notes.values())).met} {group}"
+
     def called(self, rank: int) -> str:
         """What errors call a rank, besides its number in a group."""
         return f"rank {rank} of the world" + (f" on {self.hosts[rank]}" if self.hosts else "")
@@ -567,14 +571,15 @@ class Group:
     def _give_up(self, error: MeshError) -> None:
         self._over = error
         if self._far:
-            self._neighbours.meeting.give_up(self._name, error)
+            self._neighbours.meeting.give_up(self._neighbours.of_this_meeting(self._name), error)
         self._channels.fail(error)
 
     def _stopped(self) -> bool:
         """Asked while this rank waits: raises why a rank of another machine gave up, which no ring buffer tells."""
         if self._far and time.monotonic() > self._looked_s + LOOK_S:
             self._looked_s = time.monotonic()
-            error = self._neighbours.meeting.given_up(self._name, self._far)
+            name = self._neighbours.of_this_meeting(self._name)
+            error = self._neighbours.meeting.given_up(name, self._far)
             if error is not None:
                 raise error
         return False

@@ -66,6 +66,18 @@ for round in range(20):
     assert mesh.init().all_gather([mesh.rank() * round]).tolist() == [0, round, 2 * round]
     mesh.shutdown()
 """
+AFTER_AN_ERROR = """
+import numpy as np
+import mesh
+from mesh.errors import MeshError
+
+world = mesh.init()
+try:
+    world.all_reduce(np.zeros(1 + mesh.rank()))
+except MeshError:
+    mesh.shutdown()
+    print(mesh.init().all_gather([mesh.rank()]).tolist())
+"""
 FAILS = "import os, sys, time\nif os.environ['MESH_RANK'] == '1': sys.exit(7)\ntime.sleep(1000)\n"
 BY_HAND = """
 import os, sys
@@ -230,6 +242,17 @@ def test_ranks_on_the_hosts_of_a_file_are_started_by_ssh_and_exchange_arrays(
     ]
     asked = (tmp_path / "ssh.log").read_text()
     assert asked == f"-T -o BatchMode=yes -p 2222 me@anna {sys.executable} -P -m mesh.scripts.agent\n"
+
+
+def test_ranks_of_several_hosts_meet_anew_after_an_error(
+    tmp_path: Path, script: Path, ssh: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ssh.write_text(SSH)
+    script.write_text(AFTER_AN_ERROR)
+    hosts = tmp_path / "hosts.txt"
+    hosts.write_text(f"localhost slots=2\nanna python={sys.executable}\n")
+    assert launched("--hostfile", str(hosts), str(script)) == 0
+    assert sorted(capsys.readouterr().out.splitlines()) == [f"[{rank}] [0, 1, 2]" for rank in range(3)]
 
 
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="NOT TESTED: there is no ssh here")
