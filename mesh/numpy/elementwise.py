@@ -274,15 +274,15 @@ def floor_divide(x1: Operand, x2: Operand) -> Array:
     left, right = operands(x1, x2)
     if left.type.dtype.kind != "f":
         return apply("div", _reals(left), right)
-    quotient = divide(left, right)
+    whole = floor(divide(left, right))  # which has no slope where the quotient has an infinite one
     multiple = subtract(left, apply("rem", left, right))  # of the divisor
     overflown = logical_and(isinf(multiple), isfinite(left))
-    exact = where(overflown, floor(quotient), round(divide(multiple, right)))
-    exact = where(equal(exact, 0), copysign(0, quotient), exact)
-    towards_zero_or_minus_one = where(less(multiply(sign(left), sign(right)), 0), -1, copysign(0, quotient))
+    exact = where(overflown, whole, round(divide(multiple, right)))
+    exact = where(equal(exact, 0), copysign(0, whole), exact)
+    towards_zero_or_minus_one = where(less(multiply(sign(left), sign(right)), 0), -1, copysign(0, whole))
     by_infinity = logical_and(isinf(right), isfinite(left))
     result = where(by_infinity, towards_zero_or_minus_one, exact)
-    return where(equal(right, 0), quotient, result)
+    return where(equal(right, 0), whole, result)
 
 
 def hypot(x1: Operand, x2: Operand) -> Array:

@@ -471,6 +471,7 @@ def test_the_gradient_of_softmax_uses_its_result() -> None:
         (lambda x: mnp.sum(mnp.pow(x, mnp.asarray([0.0, 1.0, 2.0]))), [0.0, 0.0, 0.0], [0, 1, 0]),
         (lambda x: mnp.sum(mnp.floor(x) + mnp.round(x) + mnp.sign(x)), [0.3, 1.7, -3.2], [0, 0, 0]),
         (lambda x: mnp.sum(mnp.sinh(x) + mnp.asinh(x)), [0.0, 0.0, 0.0], [2, 2, 2]),
+        (lambda x: mnp.sum(x // 0.0 + 2.0 // x + x // x), [0.0, 1.0, np.inf, -np.inf], [0, 0, 0, 0]),
         (lambda x: mnp.sum(mnp.asin(x)), [-1.0, 0.0, 1.0], [np.inf, 1, np.inf]),
         (lambda x: mnp.sum(mnp.acos(x)), [-1.0, 0.0, 1.0], [-np.inf, -1, -np.inf]),
         (lambda x: mnp.sum(mnp.acosh(x)), [1.0, 2.0, np.inf], [np.inf, 3**-0.5, 0]),
