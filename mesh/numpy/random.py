@@ -23,7 +23,7 @@ from wire.ir.dtypes import F32, F64, U32, U64, DType
 
 from ..core.array import Array, DTypeLike, Operand, apply, value_array
 from ..util.annotation_checks import checked
-from ..util.argument_checks import integer, native
+from ..util.argument_checks import integer, native, value_text
 from . import elementwise, indexing, manipulation, reductions
 from .promotion import asarray, cast, floats, scalar, to_dtype
 
@@ -213,7 +213,7 @@ def uniform(
     Raises
     ------
     InputError
-        If that is no key or no shape.
+        If that is no key or no shape, or the range is not finite.
     DTypeError
         If it is no float type.
 
@@ -228,6 +228,11 @@ def uniform(
     if isinstance(minval, float) and isinstance(maxval, float) and (minval, maxval) == (0.0, 1.0):
         return unit
     low, high = (asarray(bound, kind) for bound in (minval, maxval))
+    if low.value is not None and high.value is not None:
+        with np.errstate(over="ignore", invalid="ignore"):
+            span = high.value - low.value
+        if not np.isfinite(span).all():
+            raise InputError(f"the range of uniform is finite, got {value_text(minval)} to {value_text(maxval)}")
     return unit * (high - low) + low
 
 
@@ -293,7 +298,7 @@ def truncated_normal(
     Raises
     ------
     InputError
-        If that is no key or no shape.
+        If that is no key or no shape, or no number is in [lower, upper].
     DTypeError
         If it is no float type.
 
@@ -305,6 +310,8 @@ def truncated_normal(
     True
     """
     kind = _float(dtype)
+    if not (lower <= upper and lower < math.inf and upper > -math.inf):
+        raise InputError(f"truncated_normal draws from lower to upper, got {lower} and {upper}")
     unit = _open_unit(key, manipulation.to_shape(shape), kind)
     if lower >= TAIL:
         draws = _of_tail(unit, lower, upper)
@@ -580,7 +587,7 @@ def choice(key: Operand, a: int | Operand, shape: Shape = (), replace: bool = Tr
     Raises
     ------
     InputError
-        If that is no key, or there are more draws than entries without `replace`.
+        If that is no key, there are more draws than entries without `replace`, or a probability is below 0 or none above.
     ShapeError
         If there are more or fewer probabilities than entries.
 
@@ -601,7 +608,10 @@ def choice(key: Operand, a: int | Operand, shape: Shape = (), replace: bool = Tr
         shares = _wide_floats(p)[0]
         if shares.shape != (size,):
             raise ShapeError(f"choice among {size} needs as many probabilities, got {shares.shape}")
-        possible = size if shares.value is None else np.count_nonzero(shares.value)
+        known = shares.value
+        if known is not None and size and not (np.isfinite(known).all() and (known >= 0).all() and known.any()):
+            raise InputError("probabilities of choice are not below 0, and one of them is above 0")
+        possible = size if known is None else np.count_nonzero(known)
         if not replace and count > possible:
             raise InputError(f"{count} draws without replacement from {possible} with a probability above 0")
         scores = elementwise.log(shares)

@@ -202,6 +202,18 @@ def test_categorical_and_choice() -> None:
         (lambda: random.randint(KEY, (2,), 0, 300, np.uint8), InputError),
         (lambda: random.fold_in(KEY, np.zeros(2, np.uint32)), ShapeError),
         (lambda: random.choice(KEY, 3, (4,), replace=False), InputError),
+        *[
+            (lambda p=p: random.choice(KEY, 3, (4,), p=np.array(p)), InputError)
+            for p in ([-1.0, 1, 1], [0.0, 0, 0], [math.nan, 1, 1], [math.inf, 1, 1])
+        ],
+        *[
+            (lambda bounds=bounds: random.truncated_normal(KEY, *bounds), InputError)
+            for bounds in ((2, -2), (9, 8), (math.nan, 2), (math.inf, math.inf), (-math.inf, -math.inf))
+        ],
+        *[
+            (lambda bounds=bounds: random.uniform(KEY, (3,), np.float32, *bounds), InputError)
+            for bounds in ((-3e38, 3e38), (0, math.inf), (math.nan, 1.0))
+        ],
         (lambda: random.choice(KEY, 3, (4,), p=[0.5, 0.5]), ShapeError),
         (lambda: random.categorical(KEY, np.zeros((2, 3)), shape=(5,)), ShapeError),
         (lambda: random.key(1 << 64), InputError),
