@@ -587,7 +587,7 @@ def choice(key: Operand, a: int | Operand, shape: Shape = (), replace: bool = Tr
     Raises
     ------
     InputError
-        If that is no key, there are more draws than entries without `replace`, or a probability is below 0 or none above.
+        If that is no key, there are more draws than entries without `replace`, or no probability is above 0.
     ShapeError
         If there are more or fewer probabilities than entries.
 
