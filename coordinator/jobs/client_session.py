@@ -71,7 +71,7 @@ class Requests:
     """What one client asked of a session, by number, and what it was answered."""
 
     next_number: int = 0
-    heard: int = 0  # below it, the client has all answers
+    heard: int = 0  # below it, the client has all answers that it will have
     over: set[int] = field(default_factory=set)  # numbers above that, which nobody waits for
     turns: dict[int, asyncio.Future[None]] = field(default_factory=dict)
     answers: dict[int, asyncio.Task[SessionTold]] = field(default_factory=dict)  # until the client has them
@@ -85,6 +85,17 @@ class Requests:
         """Let the next number go on: this one was asked of the session, or never will be."""
         self.over.add(number)
         self.waiting_bytes.pop(number, None)
+        self._go_on()
+
+    def give_up(self, below: int) -> None:
+        """Let what follows go on: what its client never came to ask, by numbers below this one, will not be asked."""
+        waiting = min((number for number in self.answers if number >= self.next_number), default=below)
+        if min(below, waiting) > self.next_number:
+            self.next_number = min(below, waiting)
+            self.over = {number for number in self.over if number >= self.next_number}
+            self._go_on()
+
+    def _go_on(self) -> None:
         while self.next_number in self.over:
             self.over.remove(self.next_number)
             self.next_number += 1

@@ -361,8 +361,8 @@ class SessionService:
         finally:
             requests.done(number)
         values = await self._published(opened, requests, number, named(await answer))
-        requests.after[number] = after
         if number in requests.answers:
+            requests.after[number] = after
             requests.kept_bytes[number] = ANSWER_BYTES + sum(len(value.data or b"") for value in values)
         return SessionTold(values, step, session.feeds_from)
 
@@ -396,12 +396,16 @@ class SessionService:
             self._have_heard(opened, body.heard)
 
     def _have_heard(self, opened: ClientSession, below: int) -> None:
-        """The client has the answers below this number."""
+        """The client has the answers below this number, or gave up to ask."""
         steps, requests = 0, opened.requests
-        for number in range(requests.heard, min(below, requests.next_number)):
-            steps = max(steps, requests.after.pop(number, 0))
-            self._forget(opened, requests, number)
-        requests.heard = max(requests.heard, min(below, requests.next_number))
+        if below > requests.next_number:
+            requests.give_up(below)
+        news = range(requests.heard, min(below, requests.next_number))
+        for number in news if len(news) <= len(requests.answers) else [*requests.answers]:
+            if number in news:
+                steps = max(steps, requests.after.pop(number, 0))
+                self._forget(opened, requests, number)
+        requests.heard = max(requests.heard, news.stop)
         if opened.session is not None and opened.away:
             opened.away = False
             opened.session.client_went(False)

@@ -21,6 +21,7 @@ from typing import Any, Protocol, TypeVar
 
 from numpy.typing import NDArray
 
+from wire.bounds import SESSION_AHEAD
 from wire.errors import BlobMissing, Cancelled, MeshError, NodeLost, RemoteError
 from wire.link.link import Link
 from wire.protocol.messages import (
@@ -46,6 +47,7 @@ from ..core.backend import Stateful, Work
 from ..core.handle import Handle
 
 FEEDS_AT_ONCE = 64  # after a takeover: with one at a time, each would wait for the way there and back
+ASKED_AT_ONCE = 2 * SESSION_AHEAD.most  # a link has room for a bounded number of requests
 ASKED_MAX = 5  # times for values that are not there any more, over a link that stands
 M = TypeVar("M", bound=Message)
 Named = Callable[[Mapping[str, Any], dict[bytes, NDArray[Any]]], Awaitable[tuple[NamedValue, ...]]]
@@ -98,7 +100,8 @@ class RemoteSession:
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count()
         self._requests: deque[_Request] = deque()  # in their order: without an answer, or that may be done again
-        self._heard = 0  # below it every number was answered, and so were those of `_heard_above`
+        self._at_once = asyncio.Semaphore(ASKED_AT_ONCE)  # in the order of `_requests`
+        self._heard = 0  # below it every number was answered or given up, and so were those of `_heard_above`
         self._heard_above: set[int] = set()
         self._since = steps
         self._answered_count = steps  # the first steps, all answered; those of `_answered_above` are, too
@@ -111,21 +114,33 @@ class RemoteSession:
         self._opened: asyncio.Task[str] = self._task(self._open(opening))
 
     def step(self, inputs: Mapping[str, NDArray[Any]]) -> asyncio.Future[Any]:
-        return self._answered_once(self._step(self._request(inputs)))
+        return self._request(inputs)
 
     def state(self) -> asyncio.Future[dict[str, NDArray[Any]]]:
-        return self._answered_once(self._state(self._request(None)))
+        return self._request(None)
 
-    def _answered_once(self, work: Coroutine[Any, Any, Any]) -> asyncio.Future[Any]:
+    def _request(self, inputs: Mapping[str, NDArray[Any]] | None) -> asyncio.Future[Any]:
         """A future of an answer.  What nobody waits for any more is asked all the same, since what follows it waits."""
-        answer = asyncio.shield(self._task(work))
+        request = _Request(next(self._numbers), inputs)
+        self._requests.append(request)
+        answer = asyncio.shield(self._task(self._in_turn(request)))
         answer.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         return answer
 
-    def _request(self, inputs: Mapping[str, NDArray[Any]] | None) -> _Request:
-        request = _Request(next(self._numbers), inputs)
-        self._requests.append(request)
-        return request
+    async def _in_turn(self, request: _Request) -> Any:
+        async with self._at_once:
+            return await self._outcome(request)
+
+    async def _outcome(self, request: _Request) -> Any:
+        """What a request ends in.  One that fails is over, whether or not it came to be asked: what follows it waits
+        for that."""
+        try:
+            return await (self._state(request) if request.inputs is None else self._step(request))
+        except BaseException:
+            if request in self._requests:  # no longer, if it was done before
+                self._requests.remove(request)
+            self._have_heard(request.number)
+            raise
 
     async def close(self) -> None:
         lost, self._over = self._over, Cancelled("the session is closed")
@@ -198,13 +213,7 @@ class RemoteSession:
         self, request: _Request, question: Callable[[], SessionStep | SessionState]
     ) -> list[tuple[str, NDArray[Any]]]:
         """The values of an answer, by name.  The coordinator keeps them until this client says that they have come."""
-        try:
-            answer, values = await self._answered(request, question)
-        except BaseException:
-            if request in self._requests:  # no longer, if it was done before
-                self._requests.remove(request)
-            self._have_heard(request.number)
-            raise
+        answer, values = await self._answered(request, question)
         self._have_heard(request.number)
         if request.inputs is None:
             self._requests.remove(request)
@@ -258,7 +267,8 @@ class RemoteSession:
 
     def _tell_heard(self) -> None:
         """Say which answers have come, where later steps may wait for that.  Else the next question says it."""
-        if self._heard and any(request.step is None for request in self._requests):
+        opened = self._opened.done() and not self._opened.cancelled() and self._opened.exception() is None
+        if self._heard and opened and any(request.step is None for request in self._requests):
             self._tell(SessionHeard(self._opened.result(), self._heard))
 
     async def _resume(self) -> None:
@@ -279,7 +289,7 @@ class RemoteSession:
                 if request.step is None or request.step >= known:
                     request.number = next(self._numbers)
                 if request.step is not None and request.step >= known:  # its answer came before that of another
-                    self._task(self._step(request))
+                    self._task(self._outcome(request))
         except MeshError as error:
             self._over = self._over or error
         finally:

@@ -48,7 +48,8 @@ class SessionOpened(Message, frozen=True):
 
 class SessionStep(Message, frozen=True):
     """The next step.  A session handles its requests in the order of `number`, from 0, and each once, however often it
-    is sent.  The client has received all answers below `heard`, with their blobs, so the coordinator frees them.
+    is sent.  The client has received all answers below `heard`, with their blobs, so the coordinator frees them;
+    what it never asked by those numbers it will not ask.
     Answered by SessionTold."""
 
     session: Name
