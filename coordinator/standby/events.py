@@ -53,6 +53,11 @@ class NotStored:
 
 
 @dataclass(frozen=True, slots=True)
+class Arriving:
+    """More came of a long message of another coordinator, which may be the journal that this standby asked for."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time passed."""
 
@@ -101,7 +106,8 @@ class Denied:
 
 
 Event = (
-    Begin | Promote | Named | Wrote | Stored | NotStored | Tick | Asked | Answered | Attach | Entries | Have | Denied
+    Begin | Promote | Named | Wrote | Stored | NotStored | Arriving | Tick
+    | Asked | Answered | Attach | Entries | Have | Denied
 )  # fmt: skip
 
 

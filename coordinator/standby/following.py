@@ -113,6 +113,7 @@ class Following:
             if self._begins:
                 self._shell.feed(ev.Begin())
             self._tasks.keep("following", self._shell.run)
+            self._tasks.keep("looking for a journal that comes", self._look_for_arrivals)
             self._tasks.keep("looking for the operator's word", self._look_for_promotion)
             await self._served
             return self._shell
@@ -193,6 +194,17 @@ class Following:
                 word.unlink()
                 log.warning("this coordinator takes over by the operator's word")
                 self._shell.feed(ev.Promote())
+            await asyncio.sleep(self._shell.times.beat_s)
+
+    async def _look_for_arrivals(self) -> None:
+        """Tell that long messages of a coordinator come, which take as long as the link is slow."""
+        before: dict[Link, int] = {}
+        while True:
+            links = [link for link in self._endpoint.links.values() if link.peer.role == "coordinator"]
+            now = {link: link.bytes_received["bulk"] for link in links}
+            if any(count > before.get(link, 0) for link, count in now.items()):
+                self._shell.feed(ev.Arriving())
+            before = now
             await asyncio.sleep(self._shell.times.beat_s)
 
     # -- what the coordinator says

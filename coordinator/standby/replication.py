@@ -78,6 +78,7 @@ class Replication:
         self._acknowledged = -1  # requests up to this entry may be answered
         self._count = 1  # entries since this coordinator serves; everything before counts as one
         self._batch: tuple[int, Sequence[Entry]] = (0, ())  # the number of its first, and the newest entries
+        self._attaching: dict[str, AttachStandby] = {}  # by node, its newest word while the journal is read
         self._snapshots: dict[tuple[str, int], Sequence[Entry]] = {}  # by node and stream, while it attaches
         self._long: dict[str, tuple[int, int]] = {}  # by node, the stream and the last entry of a long message to it
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
@@ -205,15 +206,22 @@ class Replication:
             return self._shell
 
     def _attach(self, link: Link, body: AttachStandby) -> None:
-        self._tasks.run("sending the journal", self._send_all(link.peer.node_id, body), _not_sent)
+        node = link.peer.node_id
+        reads = node in self._attaching
+        self._attaching[node] = body
+        if not reads:
+            self._tasks.run("sending the journal", self._send_all(node), _not_sent)
 
-    async def _send_all(self, node: str, body: AttachStandby) -> None:
-        shell, stream = await self._begun(), body.stream
-        shell.state.meet(node)
-        await self._file.met(node, body.addresses)  # before it is in sync
-        entries = await self._store.entries()  # with all that was written before, and no more than is counted
-        for entry in entries:  # of an older version, whose entries had no limit
-            check_size(entry.job, len(entry.body))
+    async def _send_all(self, node: str) -> None:
+        try:
+            shell = await self._begun()
+            shell.state.meet(node)
+            await self._file.met(node, self._attaching[node].addresses)  # before it is in sync
+            entries = await self._store.entries()  # with all that was written before, and no more than is counted
+            for entry in entries:  # of an older version, whose entries had no limit
+                check_size(entry.job, len(entry.body))
+        finally:
+            stream = self._attaching.pop(node).stream
         self._sent_authority.clear()
         self._snapshots[node, stream] = entries
         shell.feed(ev.Attach(node, stream), lambda: self._snapshots.pop((node, stream), None))

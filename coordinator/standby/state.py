@@ -35,6 +35,7 @@ class StandbyTimes:
     beat_s: float = 0.25  # between two signs of life of the one that serves
     patience_s: float = 1.5  # a standby stands for election after so long a silence; voters have theirs in their lease
     retry_s: float = 0.5  # questions without an answer are asked again
+    stall_s: float = 10.0  # so long a journal that is on its way may pause, before it is asked for again
     detach_s: float = 3.0  # a standby that has said nothing for so long is left out
     greet_s: float = 1.0  # so long a coordinator that starts waits for others to say that they took over
 
@@ -103,6 +104,7 @@ class StandbyState:
         self._begins = False
         self._heard_s = now
         self._attached_s: float | None = None
+        self._arrived_s: float | None = None  # when more came of what was asked for then, or is said to be on its way
         self._leader = ""
         self._stream = stream
         self._received: int | None = None  # of the stream; None: it has not begun
@@ -114,6 +116,7 @@ class StandbyState:
             ev.Wrote: self._wrote,
             ev.Stored: self._stored,
             ev.NotStored: self._not_stored,
+            ev.Arriving: self._arriving,
             ev.Tick: self._tick,
             Asked: self._asked,
             Answered: self._answered,
@@ -402,7 +405,7 @@ class StandbyState:
     def _call(self, now: float) -> list[ev.Action]:
         """Ask the coordinator that serves for the whole journal."""
         self._stream += 1
-        self._received, self._last, self._attached_s = None, -1, now
+        self._received, self._last, self._attached_s, self._arrived_s = None, -1, now, None
         return [ev.Send(node, ev.Attach(self.node, self._stream)) for node in sorted(self._others)]
 
     def _entries(self, event: ev.Entries, now: float) -> list[ev.Action]:
@@ -417,6 +420,8 @@ class StandbyState:
         if event.stream != self._stream:
             return []
         if event.whole != (self._received is None):
+            if self._received is None and self._arrived_s is None:
+                self._arrived_s = now  # signs of life overtake a long journal
             return []
         if self._received is not None and event.first != self._received + 1:
             return self._call(now) if event.first > self._received + 1 and self._late(now) else []
@@ -434,9 +439,17 @@ class StandbyState:
 
     def _not_stored(self, event: ev.NotStored, now: float) -> list[ev.Action]:
         if event.stream == self._stream and not self.serving:
-            self._received, self._attached_s = None, now
+            self._received, self._attached_s, self._arrived_s = None, now, None
             self._stream += 1  # what was sent of this one is of no use
         return []
+
+    def _arriving(self, event: ev.Arriving, now: float) -> list[ev.Action]:
+        self._arrived_s = now
+        return []
+
+    def _comes(self, now: float) -> bool:
+        """Whether the journal that was asked for is on its way."""
+        return self._arrived_s is not None and now < self._arrived_s + self._times.stall_s
 
     def _late(self, now: float) -> bool:
         return self._attached_s is None or now >= self._attached_s + self._times.retry_s
@@ -479,7 +492,8 @@ class StandbyState:
             return actions
         if now >= self._heard_s + self._times.patience_s and self.node in self.agreed.in_sync and self.agreed.version:
             return actions + self._stand(now)
-        return actions + (self._call(now) if self._received is None and self._late(now) else [])
+        waits_in_vain = self._received is None and self._late(now) and not self._comes(now)
+        return actions + (self._call(now) if waits_in_vain else [])
 
     def next_deadline(self, now: float) -> float:
         """The time at which a Tick is due."""

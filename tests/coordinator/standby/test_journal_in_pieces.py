@@ -148,9 +148,10 @@ async def test_an_entry_of_an_older_version_that_fits_into_no_message_is_told_an
 
     replication = cast(Any, Replication.__new__(Replication))
     replication._store, replication._snapshots = SimpleNamespace(entries=stored), {}
+    replication._attaching = {"b": AttachStandby(1, ())}
     replication._file = SimpleNamespace(met=lambda node, addresses: asyncio.sleep(0))
     shell = SimpleNamespace(feed=told.append, state=SimpleNamespace(meet=lambda node: None))
     replication._begun = lambda: asyncio.sleep(0, shell)
     with pytest.raises(LimitExceeded, match="entry of long"):
-        await replication._send_all("b", AttachStandby(1, ()))
-    assert not told
+        await replication._send_all("b")
+    assert not told and not replication._attaching
