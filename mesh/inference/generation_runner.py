@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from wire.errors import Cancelled, InputError, NodeLost, NoSuchDevice, OutOfMemory, PlacementError, QueueFull
+from wire.errors import Cancelled, InputError, MeshError, NodeLost, NoSuchDevice, OutOfMemory, PlacementError, QueueFull
 from wire.policy.strategies import DeviceMap, strategy_of
 from wire.system.memory import default_budget
 from wire.system.tasks import as_error, to_the_end
@@ -40,6 +40,7 @@ from .logit_adjustment import LogitAdjustment
 from .replica_router import Load
 from .settings import GREEDY, Room, Sampling, by_rows, count, tokens_of
 from .speculation import CHECK, PLAIN
+from .steady_guide import SteadyGuide
 
 if TYPE_CHECKING:
     from .drafting import Drafter
@@ -97,6 +98,7 @@ class TokenStream:
         self.reason = ""
         self._number = number
         self._generating = generating
+        self._guide: SteadyGuide | None = None
         self._ready: deque[ChosenToken] = deque()
         self._error: BaseException | None = None
         self._news = asyncio.Event()
@@ -128,6 +130,8 @@ class TokenStream:
             If the workers died again and again.
         Cancelled
             If the batch was closed.
+        Exception
+            What the text's guide raised.
         """
         while not self._ready:
             if self._error is not None:
@@ -302,7 +306,7 @@ class Generating:
         self._steps = self._rebuilt = 0
         self._fruitless = 0  # sessions that were lost since the last answer
         self._fitting: Room | None = None  # the last one that a step was answered in
-        self._too_large: Exception | None = None  # what was said of the last pool that did not fit the workers
+        self._too_large: MeshError | None = None  # what was said of the last pool that did not fit the workers
         self._asked: deque[tuple[float, str]] = deque()  # when each step in flight was asked for, and its kind
         self._answered_s = 0.0  # when the last answer came
         if drafter is not None:
@@ -436,17 +440,19 @@ class Generating:
         asked = None if tokens_max is None else count(tokens_max, "tokens_max")
         self._check(tokens)
         self._known([token for token, _ in adjustment.biases] if adjustment is not None else ())
+        steady = None if guide is None else SteadyGuide(guide, -(-self.vocabulary // 32))
         request = TextRequest(
             next(self._numbers),
             tokens,
             self._room_for(tokens, asked),
             frozenset(self.ends if ends is None else ends),
             how,
-            guide,
+            steady,
             scored,
             adjustment,
         )
         stream = self._streams[request.number] = TokenStream(request.number, self)
+        stream._guide = steady
         self._slots.join(request)
         if self._drafter is not None:
             self._drafter.join(request, tokens)
@@ -686,14 +692,16 @@ class Generating:
         while True:
             try:
                 await self._turn()
-            except Exception as error:  # nobody else would tell those who wait
+            except (asyncio.CancelledError, GeneratorExit):
+                raise
+            except BaseException as error:  # nobody else would tell those who wait
                 try:
                     await self._recover(error)
                 except Exception as fault:  # nor of this
                     self._slots.lost()
                     self._fail_all(as_error("a batch of texts could not go on after a failure", fault))
 
-    async def _recover(self, error: Exception) -> None:
+    async def _recover(self, error: BaseException) -> None:
         """Go on without the state: elsewhere, in a smaller pool, or in a new session; or end all texts with the
         error, after which the workers hold nothing."""
         goes_on = False
@@ -720,7 +728,7 @@ class Generating:
         gone = isinstance(error, NodeLost) or (self._elsewhere is not None and isinstance(error, NoSuchDevice))
         return gone and not alone and self._fruitless <= REBUILDS_MAX
 
-    def _is_too_large(self, error: Exception) -> bool:
+    def _is_too_large(self, error: BaseException) -> bool:
         """Whether the workers have no memory for the pool, and may have some for a smaller one, in which texts go on.
 
         That is the one before, if this one was to be larger, and the next one to be asked for lies between the two;
@@ -809,7 +817,11 @@ class Generating:
         if chosen.reason:
             del self._streams[chosen.number]
             self._left(chosen.number)
-            stream._end(chosen.reason)
+            error = None if stream._guide is None else stream._guide.error
+            if error is None:
+                stream._end(chosen.reason)
+            else:
+                stream._fail(error)
 
     def _arguments(self, feeds: Feeds) -> tuple[Any, ...]:
         room = self._slots.room

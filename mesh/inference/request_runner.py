@@ -195,7 +195,9 @@ class RequestRunner:
             if self._closed:
                 raise
             _fail(batch, Cancelled("the mesh was closed"))  # the call was cancelled by whoever closed it
-        except Exception as error:  # it belongs to those who wait
+        except GeneratorExit:
+            raise
+        except BaseException as error:  # it belongs to those who wait, also where a function exits its thread
             _fail(batch, error)
         finally:
             self._batcher.done()

@@ -89,9 +89,13 @@ async def _reported(what: str, work: Coroutine[Any, Any, T], failed: Failed) -> 
     except MeshError as known:
         failed(known)
         raise
-    except Exception as fault:
+    except (asyncio.CancelledError, GeneratorExit):
+        raise
+    except BaseException as fault:  # also what a program's function raises to exit its thread
         error = as_error(f"{what} failed", fault)
         failed(error)
+        if isinstance(fault, KeyboardInterrupt):
+            raise
         raise error from fault
 
 
@@ -125,7 +129,7 @@ class isolated:  # it is used as a function is
         return True
 
 
-def as_error(what: str, fault: Exception) -> MeshError:
+def as_error(what: str, fault: BaseException) -> MeshError:
     """The error that others get: an error itself, or the cause of a fault of this process, which is logged."""
     if isinstance(fault, MeshError):
         return fault

@@ -43,6 +43,30 @@ def test_what_a_task_raises_is_told_once_as_the_error_it_means(fault: Exception,
     run(story)
 
 
+class Panic(BaseException):
+    """As libraries in Rust raise it."""
+
+
+@pytest.mark.parametrize("fault", [SystemExit("left"), Panic("left"), KeyboardInterrupt("left")], ids=repr)
+def test_what_is_no_exception_is_told_too_and_only_ctrl_c_goes_on_as_it_is(fault: BaseException) -> None:
+    async def work() -> None:
+        raise fault
+
+    errors = list[MeshError]()
+
+    async def story() -> None:
+        task = Tasks().run("working", work(), errors.append)
+        with pytest.raises(MeshError, match="left"):
+            await task
+
+    if isinstance(fault, KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt):
+            run(story)
+    else:
+        run(story)
+    assert [str(error) for error in errors] == [f"working failed (cause: {type(fault).__name__}: left)"]
+
+
 def test_one_that_is_well_or_cancelled_tells_of_nothing() -> None:
     async def story() -> None:
         tasks, errors = Tasks(), list[MeshError]()
