@@ -28,6 +28,7 @@ from wire.ir.dtypes import dtype_of
 from wire.ir.types import HostArray, TensorType
 from wire.limits import DEFAULT
 from wire.system.shared_memory import SharedDir
+from wire.system.steady_log import steady_logger
 from wire.timeouts import check_collective_timeout
 from worker.collectives.connection import Connection
 from worker.collectives.executor import REDUCTIONS
@@ -42,6 +43,7 @@ from .listening_ports import Door
 from .named_groups import agreed, in_buffers
 from .rendezvous import Meeting, Note
 
+log = steady_logger("graph_mesh.scripts")
 T = TypeVar("T")
 LOOK_S = 0.01  # from one look for a rank of another machine that gave up to the next
 OPS = ("sum", "mean", *[name for name in REDUCTIONS if name != "sum"])
@@ -570,9 +572,13 @@ class Group:
 
     def _give_up(self, error: MeshError) -> None:
         self._over = error
-        if self._far:
-            self._neighbours.meeting.give_up(self._neighbours.of_this_meeting(self._name), error)
-        self._channels.fail(error)
+        try:
+            if self._far:
+                self._neighbours.meeting.give_up(self._neighbours.of_this_meeting(self._name), error)
+        except ConfigError as unsaid:  # a full disk, say: ranks of this machine hear of it all the same
+            log.warning("ranks on other machines do not learn why this one gave up: %s", unsaid)
+        finally:
+            self._channels.fail(error)
 
     def _stopped(self) -> bool:
         """Asked while this rank waits: raises why a rank of another machine gave up, which no ring buffer tells."""

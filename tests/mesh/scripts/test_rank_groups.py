@@ -468,3 +468,22 @@ def test_a_program_that_nobody_launched_is_a_world_of_its_own() -> None:
     mesh.shutdown()
     with pytest.raises(ConfigError, match="closed"):
         world.barrier()
+
+
+def test_ranks_of_a_machine_hear_of_one_that_gave_up_and_cannot_write_it_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(meeting: Meeting, group: str, error: MeshError) -> None:
+        raise ConfigError("ranks cannot meet here", cause="no space left on the test's device")
+
+    def body(world: Group) -> None:
+        world.barrier()
+        monkeypatch.setattr(Meeting, "give_up", full)
+        if world.rank == 0:
+            world._do("a step", lambda group: next(iter(())), None)
+        world.barrier()
+
+    first, near, far = as_ranks(3, tmp_path, body, hosts=("a", "a", "b"))
+    assert isinstance(first, StopIteration)
+    assert isinstance(near, MeshError) and not isinstance(near, DeadlineExceeded), near
+    assert isinstance(far, MeshError) and not isinstance(far, DeadlineExceeded), far
