@@ -117,7 +117,7 @@ class Answer:
     came: Callable[[int], None]  # it is given the choice of every token
     _closed: bool = False
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
-    _events: asyncio.Queue[Event | BaseException] = field(default_factory=asyncio.Queue)
+    _events: asyncio.Queue[Event | Exception] = field(default_factory=asyncio.Queue)
 
     async def events(self) -> AsyncIterator[Event]:
         """Every event, each when it is there; ApiError or MeshError if a choice fails."""
@@ -125,7 +125,7 @@ class Answer:
         left = len(self.streams)
         while left:
             event = await self._events.get()
-            if isinstance(event, BaseException):
+            if isinstance(event, Exception):
                 raise event
             left -= isinstance(event, Ended)
             yield event
@@ -144,8 +144,10 @@ class Answer:
     async def _follow(self, choice: int) -> None:
         try:
             await self._read(choice, self.streams[choice])
-        except Exception as error:  # whoever reads the events raises it
-            self._events.put_nowait(error)
+        except (asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException as error:  # whoever reads the events raises it; a panic of a library is no Exception
+            self._events.put_nowait(error if isinstance(error, Exception) else RuntimeError(repr(error)))
 
     async def _read(self, choice: int, stream: TokenSource) -> None:
         writing = Detokenizer(self.tokenizer, self.request.stops, special=self.request.tools is not None)

@@ -191,7 +191,7 @@ class AsyncModelServer:
     async def unload_model(self, name: str) -> None:
         """Cancel the requests of a model, and free its memory on the workers."""
         served = self._known(name)
-        del self._served.by_name[name]
+        del self._served.by_name[name], self._loaded_from[name]
         await served.close()
 
     async def close(self) -> None:
@@ -206,6 +206,7 @@ class AsyncModelServer:
         await asyncio.gather(*self._retiring, return_exceptions=True)
         while self._served.by_name:
             await self._served.by_name.popitem()[1].close()
+        self._loaded_from.clear()
 
     async def __aenter__(self) -> AsyncModelServer:
         await self.start()

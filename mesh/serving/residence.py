@@ -177,7 +177,10 @@ class Residence:
     async def _loading(self) -> None:
         try:
             await self._load()
-        except Exception as error:  # it belongs to whoever waits
+        except (asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException as fault:  # it belongs to whoever waits; a panic of a library is no Exception
+            error = fault if isinstance(fault, Exception) else RuntimeError(repr(fault))
             log.info("%s could not be loaded: %s", self.name, error)
             self._tell(error)
             self._do(self._lifecycle.failed())

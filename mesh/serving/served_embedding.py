@@ -114,9 +114,11 @@ class ServedEmbedding:
         await self._server.close()
 
     async def _unload(self) -> None:
-        if self._server.loaded_models():
-            await self._server.unload_model(NAME)
-        self._gone(self.residence)
+        try:
+            if self._server.loaded_models():
+                await self._server.unload_model(NAME)
+        finally:  # counted still, it would be asked again and again to make way
+            self._gone(self.residence)
 
     def _tokens(self, text: str | Sequence[int], place: int, cut: bool) -> list[int]:
         ids = self.tokenizer.ids(text) if isinstance(text, str) else list(text)

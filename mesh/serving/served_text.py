@@ -186,8 +186,10 @@ class ServedText:
         self._batches = await self._load_batches()
 
     async def _unload(self) -> None:
-        await self._batches.close()
-        self._gone(self.residence)
+        try:
+            await self._batches.close()
+        finally:  # counted still, it would be asked again and again to make way
+            self._gone(self.residence)
 
     # -- helpers
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from mesh.errors import PlacementError
 from mesh.serving.model_memory import Holder, ModelMemory, Share, held_by, leaving
 from mesh.serving.residence import Residence
+from mesh.serving.served_text import ServedText
 
 GIB = 1 << 30
 
@@ -103,3 +105,45 @@ async def test_a_model_goes_before_the_other_is_loaded_and_what_fails_is_counted
         await models["a"].enter().ready()
     for model in models.values():
         await model.close()
+
+
+async def test_a_model_that_could_not_be_unloaded_makes_way_all_the_same() -> None:
+    """It is on no worker, as far as anybody knows; counted still, it was asked to go again and again, on the loop."""
+    memory = ModelMemory()
+
+    class Failing:
+        async def close(self) -> None:
+            raise OSError("the test's device fails")
+
+    async def load(name: str) -> None:
+        async with memory.room_for(models[name], {"x": share(5)}, lambda: 5 * GIB):
+            pass
+
+    served: Any = ServedText.__new__(ServedText)
+    served._batches, served._gone = Failing(), memory.release
+    models = {"a": Residence("a", lambda: load("a"), served._unload), "b": Residence("b", lambda: load("b"), nothing)}
+    served.residence = models["a"]
+    for model in models.values():
+        stay = model.enter()
+        await stay.ready()
+        stay.end()
+    assert not models["a"].there
+    await models["b"].close()
+
+
+class Panic(BaseException):
+    """As libraries in Rust raise it."""
+
+
+async def test_a_load_that_panics_is_told_to_whoever_waits_and_tried_again() -> None:
+    faults: list[BaseException] = [Panic("wrong")]
+
+    async def load() -> None:
+        if faults:
+            raise faults.pop()
+
+    model = Residence("a", load, nothing)
+    with pytest.raises(RuntimeError, match="Panic"):
+        await model.enter().ready()
+    await model.enter().ready()
+    await model.close()

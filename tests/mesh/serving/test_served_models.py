@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import shutil
 import socket
 import threading
 import urllib.error
 import urllib.request
+import weakref
 from collections.abc import Coroutine, Iterator
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +24,7 @@ import mesh
 from mesh import ModelServer
 from mesh.errors import ConfigError, InputError, PlacementError
 from mesh.inference.settings import GREEDY, Options
-from mesh.serving.answer import Answer, TextRequest, whole
+from mesh.serving.answer import Answer, TextRequest, Usage, whole
 from mesh.serving.anthropic_messages import count_tokens
 from mesh.serving.api_error import ApiError
 from mesh.serving.api_keys import ApiKeys
@@ -66,6 +69,17 @@ def test_a_packed_model_is_served_as_any_other(server: ModelServer, folder: Path
     for name in ("llama", "packed"):
         with posted(server, model=name, max_tokens=4) as answer:
             assert json.load(answer)["usage"]["completion_tokens"] == 4
+
+
+def test_a_model_that_is_unloaded_is_held_no_more(server: ModelServer, folder: Path) -> None:
+    model = mesh.load(folder)
+    server.load_model("llama", model)
+    assert status(server, max_tokens=2) == 200
+    weights = weakref.ref(next(iter(model.weights.values())))
+    del model
+    server.unload_model("llama")
+    gc.collect()
+    assert weights() is None
 
 
 def test_a_name_is_taken_once_and_free_when_its_model_is_unloaded(server: ModelServer, folder: Path) -> None:
@@ -313,3 +327,27 @@ def test_a_server_on_every_address_names_one_that_can_be_opened(tmp_path: Path, 
         asked = urllib.request.Request(f"{server.url}/v1/models", headers={"Authorization": f"Bearer {key}"})
         with urllib.request.urlopen(asked, timeout=60) as answer:
             assert answer.status == 200
+
+
+def test_whoever_reads_an_answer_hears_of_a_panic() -> None:
+    class Panic(BaseException):
+        """As libraries in Rust raise it."""
+
+    class Stream:
+        reason = ""
+
+        async def next(self) -> Any:
+            raise Panic("wrong")
+
+        def cancel(self) -> None: ...
+
+    async def read() -> None:
+        tokenizer: Any = SimpleNamespace(stream=lambda special: None)
+        request = TextRequest(("Hello",), GREEDY)
+        answer = Answer(request, [Stream()], tokenizer, frozenset(), Usage(1), str, lambda: None, lambda choice: None)
+        async with asyncio.timeout(120):
+            with pytest.raises(RuntimeError, match="Panic"):
+                [event async for event in answer.events()]
+        answer.close()
+
+    asyncio.run(read())
