@@ -9,9 +9,10 @@ import json
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
-from wire.errors import ConfigError, ConnectFailed, InputError, MeshError
+from wire.errors import ConfigError, ConnectFailed, InputError, StorageError
 from wire.link.address_policy import ANYWHERE, is_loopback
 from wire.link.interfaces import advertised, interfaces_here, judge, usable
 from wire.policy.strategies import Auto, Strategy
@@ -19,6 +20,7 @@ from wire.security.tls import web_context
 from wire.system.malloc import give_back
 from wire.system.signals import watch_signals
 from wire.system.steady_log import steady_logger
+from wire.system.tasks import Tasks, as_error
 
 from ..backends.enrolment import is_client
 from ..client.async_mesh import AsyncMesh
@@ -67,25 +69,21 @@ async def _serve(
         draft_tokens=4 if options.draft_tokens is None else options.draft_tokens,
     )  # fmt: skip
     unload_after_s = parse_duration(options.unload_after) if options.unload_after else None
-    own = await _mesh(options)
-    keeping = asyncio.create_task(certificate.keep()) if certificate else None
+    own, beside = await _mesh(options), Tasks()
+    if certificate:
+        beside.keep("renewing the server's certificate", certificate.keep)
     try:
         async with AsyncModelServer(own, listening) as server:
             for name, path in models.items():
                 _tell(options, f"loading {name} from {path}")
                 await server.load_model(name, path, how, unload_after_s)
             _tell_ready(options, server.url, list(models), listening)
-            async with asyncio.TaskGroup() as group:
-                beside = [
-                    group.create_task(_reload_at_signals(options, server, list(models))),
-                    group.create_task(_give_memory_back()),
-                ]
-                await stopped.wait()
-                for task in beside:
-                    task.cancel()
+            beside.keep("loading models anew", partial(_reload_at_signals, options, server, list(models)))
+            beside.keep("giving memory back", _give_memory_back)
+            await stopped.wait()
+            beside.cancel()
     finally:
-        if keeping is not None:
-            keeping.cancel()
+        beside.cancel()
         await own.close()
     return OK
 
@@ -101,9 +99,12 @@ async def _reload_at_signals(options: Options, server: AsyncModelServer, models:
         for name in models:
             try:
                 await server.reload_model(name)
-                _tell(options, f"{name} is loaded anew")
-            except MeshError as error:
+            except Exception as fault:  # whatever it is: requests go on with what there is
+                error = as_error(f"loading {name} failed", fault)
                 log.warning("%s could not be loaded anew, and stays as it was: %s", name, error)
+                continue
+            with contextlib.suppress(BrokenPipeError, StorageError):  # whoever reads it may be gone
+                _tell(options, f"{name} is loaded anew")
 
 
 async def _give_memory_back() -> None:
