@@ -26,7 +26,7 @@ class SteadyGuide:
 
     @property
     def mask(self) -> NDArray[np.uint32]:
-        """That of the guide; any token where it failed, as its text ends with it."""
+        """The mask of the guide; any token where it failed, as its text ends with it."""
         mask = np.full(self.words, ANY, np.uint32)
         if self.error is None:
             try:

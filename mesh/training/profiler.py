@@ -13,11 +13,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wire.system.steady_log import steady_logger
+
 from ..util.units import counted
 
 if TYPE_CHECKING:
     from .worker_group import WorkerGroup
 
+log = steady_logger("graph_mesh.training")
 LEVELS = ("0", "1", "2")
 TIMES = {
     "compute": "compute_s", "readback": "readback_s", "inputs": "wait_s", "exchange": "exchange_s",
@@ -48,15 +51,17 @@ class Profile:
             self._spans += group.spans
 
     def tell(self) -> None:
-        """Write what was asked for."""
-        if self._level:
-            print("\n".join(table(self._spans)), file=sys.stderr, flush=True)
-        if self._level > 1:
-            path = Path(os.environ.get("MESH_TRACE", "mesh-trace.json"))
-            path.write_text(json.dumps({"traceEvents": list(events(self._spans))}))
-            print(
-                f"a trace of {counted(len(self._spans), 'step')} of workers is in {path}", file=sys.stderr, flush=True
-            )
+        """Write what was asked for; where that cannot be, as on a full disk, the run is done all the same."""
+        try:
+            if self._level:
+                print("\n".join(table(self._spans)), file=sys.stderr, flush=True)
+            if self._level > 1:
+                path = Path(os.environ.get("MESH_TRACE", "mesh-trace.json"))
+                path.write_text(json.dumps({"traceEvents": list(events(self._spans))}))
+                steps = counted(len(self._spans), "step")
+                print(f"a trace of {steps} of workers is in {path}", file=sys.stderr, flush=True)
+        except (OSError, ValueError) as error:  # ValueError: stderr was closed
+            log.warning("where the time of training went cannot be told: %s", error)
 
 
 def table(spans: Iterable[Any]) -> list[str]:
