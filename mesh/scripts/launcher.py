@@ -30,6 +30,7 @@ from .settings import RankSettings
 
 READ_BYTES = 1 << 16
 END_S = 10.0  # for an agent to end after its ranks, or ssh
+SILENT_S, SILENT_ASKED = 60, 4  # a machine that did not answer ssh for so long, asked so often, is lost
 SAID_BYTES_MAX = 4 * MIB  # of an agent's line, which has a rank's
 
 
@@ -66,6 +67,7 @@ class Launcher:
         self._launch = launch
         self._show = show
         self._agents: dict[str, asyncio.subprocess.Process] = {}
+        self._attending: dict[str, asyncio.Task[None]] = {}  # to agents, by host
         self._running: set[int] = set()
         self._ending = False
         self.failed: tuple[int, int] | None = None  # the first rank that failed, and its exit code
@@ -81,7 +83,7 @@ class Launcher:
                 await self._start(host, ranks, passports.get(host.name, {}))
             async with asyncio.TaskGroup() as group:
                 for name, agent in self._agents.items():
-                    group.create_task(self._attend(name, agent))
+                    self._attending[name] = group.create_task(self._attend(name, agent))
         except ExceptionGroup as errors:  # of the agents; the first one ended the others
             raise errors.exceptions[0] from None
         finally:
@@ -90,7 +92,7 @@ class Launcher:
 
     def signal(self, number: int) -> None:
         """Forward a signal to all ranks."""
-        self._ending = True
+        self._begin_end()
         self._order({"signal": signal.Signals(number).name})
 
     # -- agents
@@ -154,8 +156,21 @@ class Launcher:
         self._running.discard(rank)
         if code and not self._ending:  # else all have the signal to end already, and the grace to do so
             self.failed = rank, code
-            self._ending = True
+            self._begin_end()
             self._order({"signal": "SIGTERM"})
+
+    def _begin_end(self) -> None:
+        """Have all ranks end from now on, those of a machine that cannot be reached any more, too."""
+        if not self._ending:
+            self._ending = True
+            asyncio.get_running_loop().call_later(self._launch.grace_s + END_S, self._give_up)
+
+    def _give_up(self) -> None:
+        """Wait no longer for agents that should have ended by now."""
+        for name, task in self._attending.items():
+            if not task.done():
+                self._show(name, "err", "the agent of this machine does not answer, and is not waited for any longer")
+                task.cancel()
 
     def _order(self, order: dict[str, Any]) -> None:
         for agent in self._agents.values():
@@ -207,7 +222,10 @@ def _command(host: Host) -> list[str]:
     port = ["-p", str(host.port)] if host.port else []
     who = f"{host.user}@{host.name}" if host.user else host.name
     # The user's own ssh says whether a host's key is known.  With BatchMode it asks nobody, and ends where it is not.
-    return ["ssh", "-T", "-o", "BatchMode=yes", *port, who, shlex.join([host.python or "python3", *agent])]
+    # With ServerAliveInterval it ends where the machine is silent, as one that lost its power is.
+    options = ["-o", "BatchMode=yes", "-o", f"ServerAliveInterval={SILENT_S // SILENT_ASKED}"]
+    options += ["-o", f"ServerAliveCountMax={SILENT_ASKED}"]
+    return ["ssh", "-T", *options, *port, who, shlex.join([host.python or "python3", *agent])]
 
 
 def _check(launch: Launch) -> None:

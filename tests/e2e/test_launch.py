@@ -17,6 +17,7 @@ from support.processes.launching import runs
 
 from mesh.commands.coord import parser
 from mesh.commands.exit_codes import UNREACHABLE, code_of
+from mesh.scripts import launcher
 from mesh.scripts.hostfile import Host
 from mesh.scripts.launcher import _command
 from wire.errors import ConnectFailed
@@ -241,7 +242,8 @@ def test_ranks_on_the_hosts_of_a_file_are_started_by_ssh_and_exchange_arrays(
         f"[{rank}] {rank} {local} {folder} ['a b'] {near}" for rank, (local, folder, near) in enumerate(places)
     ]
     asked = (tmp_path / "ssh.log").read_text()
-    assert asked == f"-T -o BatchMode=yes -p 2222 me@anna {sys.executable} -P -m mesh.scripts.agent\n"
+    alive = "-o ServerAliveInterval=15 -o ServerAliveCountMax=4"
+    assert asked == f"-T -o BatchMode=yes {alive} -p 2222 me@anna {sys.executable} -P -m mesh.scripts.agent\n"
 
 
 def test_ranks_of_several_hosts_meet_anew_after_an_error(
@@ -276,6 +278,22 @@ def test_an_agent_whose_output_nobody_reads_any_more_ends(tmp_path: Path, script
     hosts.write_text("bert\nanna\n")
     with pytest.raises(ConnectFailed, match="ended, on anna"):
         launched("--grace", "1000", "--hostfile", str(hosts), str(script))
+
+
+@pytest.mark.parametrize("ends", ["a rank fails", "ctrl-c"])
+def test_a_machine_that_is_lost_on_the_way_is_not_waited_for_once_all_ranks_are_to_end(
+    tmp_path: Path, script: Path, ssh: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    ends: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(launcher, "END_S", 0.5)
+    ssh.write_text("#!/bin/sh\nexec sleep 1000000\n")  # as ssh to a machine that has no power any more
+    fails, interrupts = "raise SystemExit(7)\n", "import os, signal\nos.kill(int(os.sys.argv[1]), signal.SIGINT)\n"
+    script.write_text(fails if ends == "a rank fails" else interrupts)
+    hosts = tmp_path / "hosts.txt"
+    hosts.write_text("localhost\nanna\n")
+    words = "--grace", "0.5", "--hostfile", str(hosts), str(script), str(os.getpid())
+    assert launched(*words) == (7 if ends == "a rank fails" else 130)
+    assert "[anna] the agent of this machine does not answer" in capsys.readouterr().err
 
 
 def test_a_host_that_cannot_be_reached_is_named(
