@@ -26,6 +26,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, cast
@@ -34,6 +35,7 @@ from wire.bounds import AGENT_ORDERS
 from wire.errors import ConfigError
 from wire.limits import KIB
 from wire.system.shared_memory import SharedDir
+from wire.system.tasks import Tasks
 
 from .rank_certificates import keep
 from .rendezvous import NAME, place
@@ -98,9 +100,10 @@ class Ranks:
             return
         meeting = held.path
         keep(self._job.get("passport", {}), meeting)
-        beside = [asyncio.ensure_future(self._obey(orders, meeting))]
+        beside = Tasks()  # which begin again after a fault, such as of too many open files
+        beside.keep("heeding the launcher", partial(self._obey, orders, meeting))
         if self._job.get("passport"):
-            beside.append(asyncio.ensure_future(self._watch_notes(meeting)))
+            beside.keep("telling what ranks have written", partial(self._watch_notes, meeting))
         try:
             for rank, variables in self._job["ranks"].items():
                 await self._start(int(rank), {**os.environ, **variables, "MESH_RENDEZVOUS": str(meeting)})
@@ -110,8 +113,7 @@ class Ranks:
         except OSError as error:
             self._tell({"error": f"{self._job['command'][0]} cannot be started: {error}"})
         finally:
-            for task in beside:
-                task.cancel()
+            beside.cancel()
             self._kill()
             held.close()
             SharedDir.sweep()  # of ranks that were killed

@@ -343,3 +343,32 @@ def test_what_cannot_be_started_is_told(tmp_path: Path) -> None:
     asyncio.run(job.run())
     assert "/no/such/python cannot be started" in job.events[0]["error"]
     assert json.dumps(job.events)
+
+
+def test_notes_are_told_though_a_look_for_them_found_no_file_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = """
+import os, pathlib, time
+meeting = pathlib.Path(os.environ["MESH_RENDEZVOUS"])
+(meeting / ".rank-0").write_text("here")
+(meeting / ".rank-0").rename(meeting / "rank-0")
+while not os.path.exists(os.environ["HERE"] + "/told"): time.sleep(0.01)
+"""
+    job, faults, tell = Job(tmp_path, script, n=1), [OSError(24, "Too many open files")], Ranks._tell_notes
+    job.job["passport"] = {"own.key": "secret"}
+
+    def look(ranks: Ranks, meeting: Path) -> None:
+        if faults:
+            raise faults.pop()
+        tell(ranks, meeting)
+
+    async def story() -> None:
+        running = asyncio.ensure_future(job.run())
+        await until(lambda: any("note" in each for each in job.events), COMES_TRUE_S)
+        (tmp_path / "told").touch()
+        await running
+
+    monkeypatch.setattr(Ranks, "_tell_notes", look)
+    asyncio.run(story())
+    assert not faults and job.exits == {0: 0}
