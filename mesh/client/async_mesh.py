@@ -40,6 +40,7 @@ from ..scripts.world import rank, world_size
 from ..tree import PyTree
 from ..util.annotation_checks import instance
 from ..util.argument_checks import check_function, seconds_to_wait, value_text
+from ..util.user_code import called_in_thread
 from .builder import MeshBuilder
 from .elastic_session import Elastic
 from .explanation import Explanation, explanation_of, texts_of, worker_and_device
@@ -646,7 +647,7 @@ class AsyncMesh:
         try:
             stepping = await asyncio.to_thread(Stepping.of_form, attached.form, attached.graph, "auto")
             if step_fn is not None:
-                await asyncio.to_thread(stepping.check_same, step_fn)
+                await called_in_thread(stepping.check_same, step_fn)
             stepping.fix(await attached.fixed(stepping.fixed))
         except BaseException:
             with contextlib.suppress(MeshError):
@@ -968,7 +969,7 @@ class AsyncMesh:
             raise ConfigError("this mesh is closed")
 
     async def _put_one(self, path: str, leaf: Any, on: str = "") -> Handle:
-        handle = leaf if isinstance(leaf, Handle) else await asyncio.to_thread(handle_of, leaf, path)
+        handle = leaf if isinstance(leaf, Handle) else await called_in_thread(handle_of, leaf, path)
         if on and handle.on not in ("", on):
             raise InputError(f"the tensor {handle.name or path!r} is private to another worker already")
         if on and not handle.on:

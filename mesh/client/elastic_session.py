@@ -7,7 +7,6 @@ go, or become slower: of the same state, under the same names.  It is traced whe
 
 from __future__ import annotations
 
-import concurrent.futures
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from wire.policy.batch_shares import Portions
 
 from ..core.backend import Work
 from ..functions.step_trace import Stepping
+from ..util.user_code import called
 
 
 class Elastic:
@@ -49,7 +49,7 @@ class Elastic:
         if portions not in self._made:  # looked at first: steps wait for this, and must not for one that is being made
             with self._making:
                 if portions not in self._made:
-                    self._made[portions] = self._checked(self._traced(portions))
+                    self._made[portions] = self._checked(called(self._make, portions))
         return self._made[portions]
 
     def work(self, portions: Portions) -> Work:
@@ -59,16 +59,6 @@ class Elastic:
     def feeds(self, args: Callable[[Portions], Sequence[Any]], nbytes: int) -> Feeds:
         """The arguments of a step, which `args` gives for any portions; about so much is held for them."""
         return Feeds(self, args, nbytes)
-
-    def _traced(self, portions: Portions) -> Stepping:
-        """The step of these portions.  A program's function may raise what would end the thread or the task in which it
-        is traced now, and nobody would hear of it."""
-        try:
-            return self._make(portions)
-        except BaseException as left:
-            if isinstance(left, Exception) and not isinstance(left, concurrent.futures.CancelledError):
-                raise
-            raise RuntimeError(f"the step raised {left!r} as it was traced for {portions}") from left
 
     def _checked(self, stepping: Stepping) -> Stepping:
         if (stepping.carries, stepping.returned_count) != (self.first.carries, self.first.returned_count):

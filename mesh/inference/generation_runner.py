@@ -32,6 +32,7 @@ from ..functions.step_trace import Stepping
 from ..models.decoder import Text, table_of
 from ..models.model import Model
 from ..util.units import counted, size_text
+from ..util.user_code import called_in_thread
 from . import kv_cache_step, logit_adjustment, sampling
 from .continuous_batching import PAGES_MIN, Carried, ChosenToken, Feeds, Guide, Slots, TextRequest, bucket
 from .kv_pages import PAGE, pages_for
@@ -854,7 +855,7 @@ class Generating:
                 together = partial(experts_together, layers, sorted(self._params))
             step = kv_cache_step.stepper(decoder, room, self._params, self._detailed, self._drafts_max, together)
             empty = kv_cache_step.empty(decoder, room, self._dtype)
-            stepping = await asyncio.to_thread(self._mesh.stepping, step, empty, self._example(room), options)
+            stepping = await called_in_thread(self._mesh.stepping, step, empty, self._example(room), options)
             if isinstance(layers, DeviceMap):
                 stepping.place(with_state(layers, stepping.graph).text)
             self._steppings[key] = stepping

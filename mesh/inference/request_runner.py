@@ -26,6 +26,7 @@ from ..core.backend import Started, Work
 from ..core.call_arguments import split_arguments
 from ..models.model import GRAPHS_COUNT, Model
 from ..util.units import counted
+from ..util.user_code import called_in_thread
 from .continuous_batching import bucket
 from .request_batcher import Batcher, Waiting
 from .settings import Options
@@ -184,7 +185,7 @@ class RequestRunner:
         try:
             self.batches += 1
             args = self._together(batch)
-            form, inputs, work = await asyncio.to_thread(self._function.bind, args)
+            form, inputs, work = await called_in_thread(self._function.bind, args)
             if wanted:
                 self._asks(work)
                 started = self._mesh.start(form, inputs, work)

@@ -70,6 +70,7 @@ class Launcher:
         self._attending: dict[str, asyncio.Task[None]] = {}  # to agents, by host
         self._running: set[int] = set()
         self._ending = False
+        self._given_up: set[str] = set()  # hosts whose agents do not answer
         self.failed: tuple[int, int] | None = None  # the first rank that failed, and its exit code
 
     async def run(self) -> int:
@@ -170,6 +171,7 @@ class Launcher:
         for name, task in self._attending.items():
             if not task.done():
                 self._show(name, "err", "the agent of this machine does not answer, and is not waited for any longer")
+                self._given_up.add(name)
                 task.cancel()
 
     def _order(self, order: dict[str, Any]) -> None:
@@ -188,9 +190,9 @@ class Launcher:
             agent.stdin.close()
         # Whoever attended to them may have given up: an agent whose output nobody reads would not end.
         unread = [asyncio.ensure_future(_read_to_the_end(agent)) for agent in self._agents.values()]
-        for agent in self._agents.values():
+        for name, agent in self._agents.items():
             try:
-                async with asyncio.timeout(self._launch.grace_s + END_S):
+                async with asyncio.timeout(0.0 if name in self._given_up else self._launch.grace_s + END_S):
                     await agent.wait()
             except TimeoutError:
                 with contextlib.suppress(ProcessLookupError):

@@ -17,7 +17,6 @@ from support.processes.launching import runs
 
 from mesh.commands.coord import parser
 from mesh.commands.exit_codes import UNREACHABLE, code_of
-from mesh.scripts import launcher
 from mesh.scripts.hostfile import Host
 from mesh.scripts.launcher import _command
 from wire.errors import ConnectFailed
@@ -282,10 +281,8 @@ def test_an_agent_whose_output_nobody_reads_any_more_ends(tmp_path: Path, script
 
 @pytest.mark.parametrize("ends", ["a rank fails", "ctrl-c"])
 def test_a_machine_that_is_lost_on_the_way_is_not_waited_for_once_all_ranks_are_to_end(
-    tmp_path: Path, script: Path, ssh: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    ends: str,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(launcher, "END_S", 0.5)
+    tmp_path: Path, script: Path, ssh: Path, capsys: pytest.CaptureFixture[str], ends: str
+) -> None:
     ssh.write_text("#!/bin/sh\nexec sleep 1000000\n")  # as ssh to a machine that has no power any more
     fails, interrupts = "raise SystemExit(7)\n", "import os, signal\nos.kill(int(os.sys.argv[1]), signal.SIGINT)\n"
     script.write_text(fails if ends == "a rank fails" else interrupts)

@@ -11,9 +11,9 @@ import pytest
 from test_sessions_over_broken_links import Daemon, run
 
 import mesh.backends.remote
-import mesh.backends.remote_session
 from coordinator.jobs.client_session import Requests
 from coordinator.jobs.program_upload import ProgramUpload
+from mesh.backends.remote_session import ASKED_AT_ONCE
 from wire.limits import DEFAULT
 
 ANSWER_S = 600.0  # virtual seconds within which anything must have ended
@@ -35,10 +35,9 @@ def failing_once(real: Any) -> Any:
     return failing
 
 
-def test_more_steps_than_a_link_has_room_for_are_all_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert DEFAULT.requests_per_peer_max > mesh.backends.remote_session.ASKED_AT_ONCE
+def test_more_steps_than_a_link_has_room_for_are_all_done() -> None:
+    assert DEFAULT.requests_per_peer_max > ASKED_AT_ONCE
     room, count = 64, 100
-    monkeypatch.setattr(mesh.backends.remote_session, "ASKED_AT_ONCE", room // 2)
 
     async def scenario() -> None:
         async with Daemon(1, workers=1) as daemon:
@@ -47,6 +46,8 @@ def test_more_steps_than_a_link_has_room_for_are_all_done(monkeypatch: pytest.Mo
             one = np.float32(1)
             async with asyncio.timeout(ANSWER_S):
                 session = await daemon.mesh.session(total_of, one * 0, one, copies="none", strategy="single")
+                running: Any = session.running
+                running._at_once = asyncio.Semaphore(room // 2)
                 steps = [session.step(one) for _ in range(count)]
                 assert await session.state() == count
                 assert [float(await step) for step in steps] == [*range(count)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -91,12 +92,43 @@ def test_whoever_asks_a_served_function_that_exits_hears_of_it(left: BaseExcepti
     asyncio.run(story())
 
 
-def test_training_hears_of_a_loss_that_exits_as_it_is_traced_for_fewer_workers() -> None:
+FUTURES_OWN = [StopIteration(), concurrent.futures.CancelledError(), asyncio.CancelledError()]
+
+
+@pytest.mark.parametrize("left", FUTURES_OWN, ids=lambda left: f"{type(left).__module__}.{type(left).__name__}")
+def test_what_futures_take_for_their_own_reaches_whoever_asks_as_an_error(left: BaseException) -> None:
+    async def story() -> None:
+        async with await mesh.Mesh.builder().build_async() as own, mesh.AsyncInferenceServer(own) as server:
+            await server.load_model("leaves", lambda x: raising(left)())
+            async with asyncio.timeout(ANSWER_S):
+                with pytest.raises(RuntimeError, match=type(left).__name__):
+                    await server.infer("leaves", np.ones((1, 2), np.float32))
+
+    asyncio.run(story())
+
+
+def test_whoever_puts_an_array_hears_what_it_raises() -> None:
+    class Lazy:
+        shape, dtype = (2,), np.dtype(np.float32)
+
+        def __array__(self, *_: object, **__: object) -> Any:
+            return next(iter(()))
+
+    async def story() -> None:
+        async with await mesh.Mesh.builder().build_async() as own, asyncio.timeout(ANSWER_S):
+            with pytest.raises(RuntimeError, match="StopIteration"):
+                await own.put(Lazy())
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("leave", [lambda: sys.exit("left"), lambda: next(iter(()))], ids=["exits", "stops"])
+def test_training_hears_of_a_loss_that_leaves_as_it_is_traced_for_fewer_workers(leave: Callable[[], Any]) -> None:
     lost: list[bool] = []
 
     def loss(params: Any, x: Any) -> Any:
         if lost:
-            sys.exit("left")
+            leave()
         return (x @ params["w"]) ** 2
 
     class Lose(mesh.training.Callback):
