@@ -27,7 +27,7 @@ from coordinator.standby.shell import StandbyShell
 from coordinator.workers.log_lines import LogLines
 from wire.addresses import LAST_PORT, PORT, parse_address
 from wire.bounds import JOBS_RUNNING
-from wire.errors import ConfigError, ConnectFailed, MeshError, NodeLost
+from wire.errors import ConfigError, ConnectFailed, NodeLost
 from wire.joining.credentials import keep_renewed
 from wire.joining.join_port import join_port_of
 from wire.joining.join_protocol import Admitted
@@ -45,7 +45,7 @@ from wire.system.file_lock import behind_lock
 from wire.system.loop_lag import measure
 from wire.system.signals import watch_signals
 from wire.system.steady_log import steady_logger
-from wire.system.tasks import Tasks
+from wire.system.tasks import Tasks, as_error
 from wire.timeouts import COORDINATOR, Timeouts
 
 from ..backends.admission import FIRST_TOKEN_S, FIRST_TOKEN_USES, Admission
@@ -263,8 +263,8 @@ async def _until_it_answers(dial: Callable[[], Awaitable[object]], waits_s: Iter
         try:
             await dial()
             return
-        except MeshError as error:
-            log.debug("a worker is not back yet: %s", error)
+        except Exception as fault:  # whatever it is: nobody else would dial it
+            log.debug("a worker is not back yet: %s", as_error("dialling a worker failed", fault))
 
 
 async def _announced(announcer: Announcer, join: AutoJoin, stopped: asyncio.Event) -> None:
