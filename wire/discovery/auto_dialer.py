@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
-from ..errors import MeshError, NotTrusted
+from ..errors import MeshError, NotTrusted, OutOfMemory
 from ..link.endpoint import Endpoint
 from ..system.steady_log import steady_logger
 from ..system.tasks import Tasks
@@ -63,9 +63,11 @@ class AutoDialer:
     async def _look(self) -> None:
         while True:
             candidate = await self.browser.next()
-            failure = self.failures.get(candidate.label)
-            hopeless = not (failure is None or failure.retry or isinstance(failure, NotTrusted))  # who may be renewed
-            if not hopeless and candidate.label not in self._dialling and self._wanted(candidate):
+            if (
+                not _is_hopeless(self.failures.get(candidate.label))
+                and candidate.label not in self._dialling
+                and self._wanted(candidate)
+            ):
                 missed = partial(self._missed, candidate)
                 self._dialling[candidate.label] = self._tasks.run("dialling", self._try(candidate), missed)
 
@@ -93,6 +95,14 @@ class AutoDialer:
             log.warning("%s announced itself but did not %s: %s", where, self._aim, error)
             if isinstance(error, NotTrusted) and self._imposter is not None:
                 self._imposter(where, error)
+
+
+def _is_hopeless(failure: MeshError | None) -> bool:
+    """Whether a node that could not be dialled for this reason would fail again: not one that may be renewed, nor where
+    the fault was this process's (`as_error`), which may have been short of something."""
+    if failure is None or failure.retry or isinstance(failure, NotTrusted | OutOfMemory):
+        return False
+    return type(failure) is not MeshError
 
 
 def look_for(endpoint: Endpoint, key: bytes | Keys, role: str, interfaces: Sequence[str] = ()) -> AutoDialer:

@@ -112,6 +112,19 @@ async def test_a_failure_is_told_once_and_tried_again_if_that_may_help(caplog: p
     ]
 
 
+@pytest.mark.parametrize("fault", [RuntimeError("can't start new thread"), MemoryError(), OSError(24, "no file")])
+async def test_a_node_whose_dialling_met_a_fault_of_this_process_is_dialled_again(fault: Exception) -> None:
+    tries: list[str] = []
+
+    def dial(candidate: Candidate) -> None:
+        tries.append(candidate.label)
+        raise fault
+
+    async with looking(dial) as (source, _):
+        await show(source, node(1), node(1), node(1))
+    assert tries == ["1"] * 3
+
+
 async def test_who_announces_many_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     async with looking(lambda candidate: ConnectFailed(f"nobody at {candidate.label}")) as (source, dialer):
