@@ -713,7 +713,7 @@ class Generating:
         if not goes_on:
             self._fail_all(error)  # it belongs to those whose texts it ends
 
-    async def _goes_on(self, error: Exception) -> bool:
+    async def _goes_on(self, error: BaseException) -> bool:
         """Whether texts go on after a failure."""
         if self._elsewhere is not None and await self._elsewhere():
             self._slots.lost()
