@@ -680,12 +680,14 @@ class Generating:
     async def _end(self) -> None:
         self._closed = True
         self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
-        await self._close_session(for_good=True)
-        self._fail_all(Cancelled("the model was unloaded"))
-        if self._drafter is not None:
-            await self._drafter.close()
+        try:
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            await self._close_session(for_good=True)
+        finally:  # nobody waits for what does not go on, whatever failed
+            self._fail_all(Cancelled("the model was unloaded"))
+            if self._drafter is not None:
+                await self._drafter.close()
 
     # -- the loop
 

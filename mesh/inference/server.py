@@ -12,6 +12,7 @@ made of.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -373,8 +374,9 @@ class AsyncInferenceServer:
         await to_the_end(self._unload_all())
 
     async def _unload_all(self) -> None:
-        while self._models:
-            await self._models.popitem()[1].close()
+        async with contextlib.AsyncExitStack() as closing:  # all of them, whatever one raises
+            while self._models:
+                closing.push_async_callback(self._models.popitem()[1].close)
 
     async def __aenter__(self) -> AsyncInferenceServer:
         return self
@@ -705,9 +707,11 @@ class _ServedModel:
         await to_the_end(self._end())
 
     async def _end(self) -> None:
-        await self.request_runner.close()
-        if self.replicas is not None:
-            await self.replicas.close()
+        try:
+            await self.request_runner.close()
+        finally:
+            if self.replicas is not None:
+                await self.replicas.close()
 
 
 def _check_mesh(given: object, own: Mesh | AsyncMesh) -> None:

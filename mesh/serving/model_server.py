@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -204,9 +205,10 @@ class AsyncModelServer:
         for task in self._retiring:
             task.cancel()
         await asyncio.gather(*self._retiring, return_exceptions=True)
-        while self._served.by_name:
-            await self._served.by_name.popitem()[1].close()
         self._loaded_from.clear()
+        async with contextlib.AsyncExitStack() as closing:  # all of them, whatever one raises
+            while self._served.by_name:
+                closing.push_async_callback(self._served.by_name.popitem()[1].close)
 
     async def __aenter__(self) -> AsyncModelServer:
         await self.start()

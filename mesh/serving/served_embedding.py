@@ -110,8 +110,10 @@ class ServedEmbedding:
 
     async def close(self) -> None:
         """End every request, and free what the workers hold."""
-        await self.residence.close()
-        await self._server.close()
+        try:
+            await self.residence.close()
+        finally:
+            await self._server.close()
 
     async def _unload(self) -> None:
         try:
