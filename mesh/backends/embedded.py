@@ -144,14 +144,15 @@ class Embedded:
         self.coordinator.watchers.append(tell)
 
     async def close(self) -> None:
-        if self._auto is not None:
-            await self._auto.close()
-        if self._admission is not None:
-            await self._admission.close()
-        await self.coordinator.close()
-        if self._local is not None:
-            await self._local.close()
-        self._forget_handles()
+        async with contextlib.AsyncExitStack() as closing:  # from the last one on, whatever one of them raises
+            closing.callback(self._forget_handles)
+            if self._local is not None:
+                closing.push_async_callback(self._local.close)
+            closing.push_async_callback(self.coordinator.close)
+            if self._admission is not None:
+                closing.push_async_callback(self._admission.close)
+            if self._auto is not None:
+                closing.push_async_callback(self._auto.close)
 
     def _forget_handles(self) -> None:
         """Once the mesh is closed, have no handle keep it: a handle may be used by another mesh."""

@@ -348,14 +348,15 @@ class Remote:
         self._lasting.cancel()
         for task in self._tasks:
             task.cancel()
-        if self._membership.credentials.outdated:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(RENEW_S):
-                    await self._membership.refresh()
-        self._membership.close()
-        await self._endpoint.close()
-        if self._shared is not None:
-            self._shared.close()
+        async with contextlib.AsyncExitStack() as closing:  # from the last one on, whatever one of them raises
+            if self._shared is not None:
+                closing.callback(self._shared.close)
+            closing.push_async_callback(self._endpoint.close)
+            closing.callback(self._membership.close)
+            if self._membership.credentials.outdated:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(RENEW_S):
+                        await self._membership.refresh()
 
     def _text_of(self, strategy: str) -> str:
         return text_of(strategy, self.reproducible)

@@ -699,8 +699,10 @@ class AsyncMesh:
         await asyncio.shield(self._closing)  # whoever asks, and gives up asking, it is done to the end
 
     async def _end(self) -> None:
-        await asyncio.gather(*(session.close() for session in self._sessions_here))
-        await self._backend.close()
+        try:
+            await asyncio.gather(*(session.close() for session in self._sessions_here))
+        finally:
+            await self._backend.close()
 
     async def __aenter__(self) -> AsyncMesh:
         return self

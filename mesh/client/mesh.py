@@ -772,8 +772,12 @@ class Mesh:
 
     def close(self) -> None:
         """End the links and the local workers; calls in flight are Cancelled."""
-        if not self._loop.stopped:
-            self._loop.wait(self._async.close())
+        try:
+            if not self._loop.stopped:
+                self._loop.wait(self._async.close())
+        except Exception:  # closed as far as it can be; Ctrl-C may be followed by another call
+            self._loop.stop()
+            raise
         self._loop.stop()
 
     def __enter__(self) -> Mesh:

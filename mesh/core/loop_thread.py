@@ -106,7 +106,7 @@ class LoopThread:
         while not self._ending:
             try:
                 self._loop.run_forever()
-            except (SystemExit, KeyboardInterrupt) as left:  # of a watcher, say: others still wait for this thread
+            except (SystemExit, KeyboardInterrupt, MemoryError) as left:  # of a watcher, say, or of the loop itself
                 log.error("%r was raised in the thread of a mesh, which goes on", left)
         self._loop.run_until_complete(_cancel_all())
         self._loop.close()

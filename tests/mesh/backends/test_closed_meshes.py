@@ -42,3 +42,19 @@ async def test_sessions_in_this_process_end_with_their_mesh_as_those_on_workers_
     with pytest.raises(Cancelled):
         await session.state()
     await session.close()
+
+
+def test_workers_and_thread_of_a_mesh_end_though_something_else_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh: Any = Mesh.builder().local(1).build()
+    backend = mesh._async._backend
+    workers, folder = list(backend._local._processes), backend._local._folder.path
+
+    async def fail(*_: object) -> None:
+        raise OSError("the test's disk is full")
+
+    monkeypatch.setattr(backend.coordinator.endpoint, "close", fail)
+    with pytest.raises(OSError, match="disk"):
+        mesh.close()
+    assert [worker.returncode for worker in workers] != [None] and not folder.exists()
+    assert mesh._loop.stopped
+    mesh.close()

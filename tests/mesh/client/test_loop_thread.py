@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -129,3 +130,29 @@ def test_its_own_thread_cannot_wait_for_it() -> None:
     assert loop.wait(answer()) == 42
     assert said == ["a watcher cannot wait for its own mesh. Ask in another thread"]
     loop.stop()
+
+
+class ShortOnce(asyncio.SelectorEventLoop):
+    """A loop that has no memory for one of its turns."""
+
+    short = False
+
+    def _run_once(self) -> None:
+        if self.short:
+            self.short = False
+            raise MemoryError
+        super()._run_once()  # type: ignore[misc]
+
+
+def test_a_loop_that_has_no_memory_for_a_moment_goes_on() -> None:
+    loop = ShortOnce()
+    thread = LoopThread(lambda: loop)
+
+    def want() -> None:
+        loop.short = True
+
+    thread.call_soon(want)
+    waited = concurrent.futures.Future[bool]()
+    thread.call_soon(lambda: waited.set_result(True))
+    assert waited.result(120)
+    thread.stop()
