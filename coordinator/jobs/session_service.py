@@ -157,14 +157,18 @@ class SessionService:
         if self._sessions:
             log.info("%s of before, to be taken up by their clients", counted(len(self._sessions), "session"))
 
-    async def leave(self) -> bool:
-        """Leave every session to the process that goes on with the journal, and return whether there is one."""
+    @property
+    def left(self) -> bool:
+        """Whether there are sessions for the process that goes on with the journal."""
+        return bool(self._sessions)
+
+    async def leave(self) -> None:
+        """Leave every session to the process that goes on with the journal."""
         await asyncio.gather(*self._ending, return_exceptions=True)
         for opened in self._sessions.values():
             if opened.leaving is not None:
                 opened.leaving.cancel()
         self._coordinator.sessions.leave()
-        return bool(self._sessions)
 
     async def _open(self, link: Link, body: OpenSession) -> SessionOpened:
         token = body.session or secrets.token_hex(6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -145,14 +146,15 @@ async def serve_until_stopped(options: argparse.Namespace) -> int:
             join = AutoJoin(coordinator, key, options.interface, admission.imposter)
             await _announced(announcer, join, stopped)
     finally:
-        (folder / COORDINATOR_FILE).unlink(missing_ok=True)
         for task in dialled:
             task.cancel()
-        await admission.close()
-        returns = await sessions.leave()
-        replication.close()
-        await service.close()
-        await coordinator.close(returns)
+        async with contextlib.AsyncExitStack() as closing:  # from the last one on, whatever one of them raises
+            closing.push_async_callback(lambda: coordinator.close(returns=sessions.left))
+            closing.push_async_callback(service.close)
+            closing.callback(replication.close)
+            closing.push_async_callback(sessions.leave)
+            closing.push_async_callback(admission.close)
+            closing.callback((folder / COORDINATOR_FILE).unlink, missing_ok=True)
     return OK
 
 

@@ -31,6 +31,7 @@ from support.promised import within
 import mesh.numpy as mnp
 from mesh import trace
 from mesh.commands import exit_codes
+from wire.link.membership import COORDINATOR_FILE
 
 EXIT_S = 2.0  # promised
 HANGS_S = 120.0
@@ -96,6 +97,19 @@ def test_a_second_signal_ends_a_coordinator_at_once(tmp_path: Path) -> None:
             each.process.send_signal(number)
         assert each.stop(signal.SIGCONT) in (exit_codes.INTERRUPTED, exit_codes.TERMINATED)
         assert not psutil.wait_procs(children, timeout=HANGS_S)[1], "a process was left behind"
+
+
+def test_a_coordinator_that_cannot_take_its_file_away_leaves_nothing_else_behind(tmp_path: Path) -> None:
+    env = environment(tmp_path, MESH_NAME="shutdown")
+    with daemon("coord", "serve", "--port", "0", "--no-mdns", env=env, log=tmp_path / "said") as each:
+        (file,) = tmp_path.rglob(COORDINATOR_FILE)
+        file.unlink()
+        file.mkdir()  # which no process takes for a file that it may remove
+        process = psutil.Process(each.process.pid)
+        children, folders = process.children(recursive=True), shared_folders(process)
+        each.stop(signal.SIGTERM, within_s=HANGS_S)
+        assert not psutil.wait_procs(children, timeout=HANGS_S)[1], "a process was left behind"
+        assert folders and [folder for folder in folders if folder.exists()] == []
 
 
 @pytest.mark.parametrize("number", FIRST)
