@@ -10,10 +10,13 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from functools import cache
 from pathlib import Path
 
 from wire.system.shared_memory import SharedDir
+
+AGAIN_S = 1.0  # from a look that failed to the next
 
 
 @cache  # once in a process, however often it joins
@@ -24,7 +27,12 @@ def watch(meeting: Path) -> None:
 
 
 def _end_with_it(meeting: Path) -> None:
-    SharedDir.wait_for_end(meeting)
+    while True:
+        try:
+            SharedDir.wait_for_end(meeting)
+            break
+        except OSError:  # a moment without a free file, say
+            time.sleep(AGAIN_S)
     try:
         os.killpg(os.getpid(), signal.SIGKILL)  # a rank leads its session, and what it started is there too
     except (AttributeError, ProcessLookupError):  # Windows, or a rank that somebody else started

@@ -73,7 +73,7 @@ class LogRing(logging.Handler):
                 sys.stderr.write(line + "\n")
                 sys.stderr.flush()
                 self._dropped -= dropped
-            except OSError:
+            except (OSError, MemoryError):
                 self._dropped += 1  # the disk that it goes to is full, say, and may have room again
             except ValueError:
                 return  # stderr is closed

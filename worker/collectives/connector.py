@@ -73,7 +73,14 @@ class Connector:
             return
         if remote.start_connecting():
             attempt = remote, message, sock
-            threading.Thread(target=self._attempt, args=attempt, name="connecting", daemon=True).start()
+            try:
+                threading.Thread(target=self._attempt, args=attempt, name="connecting", daemon=True).start()
+            except RuntimeError as error:  # there is no further thread
+                log.info("no connection to another rank's host, so the daemons carry its messages: %s", error)
+                if sock is not None:
+                    sock.close()
+                remote.finish_connecting(None)
+                self._send(Disconnected(message.buffer))
         elif sock is not None:
             sock.close()
 

@@ -8,6 +8,7 @@ small tensor.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -77,8 +78,10 @@ class Progress:
             if meanwhile:
                 self._changed.notify_all()
             if meanwhile and self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="collectives", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._work, name="collectives", daemon=True)
+                with contextlib.suppress(RuntimeError):  # there is no further thread: whoever waits performs it
+                    thread.start()
+                    self._thread = thread
         return pending
 
     def until(self, wanted: Pending) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import subprocess
@@ -18,11 +19,13 @@ from support.waiting import until
 from mesh.backends.enrolment import ask_for_token
 from mesh.commands import launch
 from mesh.commands.coord import parser
+from mesh.scripts import agent_watch
 from mesh.scripts.agent import Ranks
 from mesh.scripts.hostfile import Host, parse, ranks_on, read_hostfile
 from mesh.scripts.launcher import Launch, merged
 from mesh.scripts.settings import RankSettings, rank_settings
 from wire.errors import ConfigError, InputError
+from wire.system.shared_memory import SharedDir
 
 GOOD = """
 # machines
@@ -208,6 +211,22 @@ class Job:
 
     def lines(self, rank: int, stream: str = "out") -> list[str]:
         return [each["line"] for each in self.events if (each.get("rank"), each.get("stream")) == (rank, stream)]
+
+
+def test_a_rank_that_cannot_look_after_its_agent_for_a_moment_ends_with_it_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    faults = [OSError(errno.EMFILE, "the test has no free file"), None]
+    ended: list[int] = []
+
+    def wait_for_end(_: Path) -> None:
+        if (fault := faults.pop(0)) is not None:
+            raise fault
+
+    monkeypatch.setattr(SharedDir, "wait_for_end", staticmethod(wait_for_end))
+    monkeypatch.setattr(os, "killpg", lambda group, _: ended.append(group))
+    agent_watch._end_with_it(tmp_path)
+    assert ended == [os.getpid()] and not faults
 
 
 def test_an_agent_that_ends_while_orders_come_says_nothing() -> None:

@@ -66,3 +66,20 @@ def test_a_log_that_was_closed_ends_the_writing_and_nothing_else() -> None:
         for line in LINES:
             ring.emit(logging.LogRecord("test", logging.INFO, "", 0, line, (), None))
     assert len(ring.lines) == len(LINES)
+
+
+def test_a_line_without_memory_costs_that_line() -> None:
+    class ShortOnce(io.StringIO):
+        short = True
+
+        def write(self, text: str) -> int:
+            if self.short:
+                self.short = False
+                raise MemoryError
+            return super().write(text)
+
+    written = ShortOnce()
+    with logging_to(written) as ring:
+        for line in LINES:
+            ring.emit(logging.LogRecord("test", logging.INFO, "", 0, line, (), None))
+    assert LINES[1] in written.getvalue() and "1 lines before" in written.getvalue()

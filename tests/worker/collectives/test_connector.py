@@ -8,7 +8,9 @@ import socket
 import ssl
 import threading
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -17,6 +19,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 
 from worker.collectives.connector import KEY_BYTES, Connector
+from worker.collectives.progress import Progress
 from worker.engine.host_messages import Connect, Disconnected, FromHost
 
 HANGS_S = 60.0
@@ -55,3 +58,37 @@ def test_a_certificate_of_no_node_is_one_that_does_not_know_the_key(tmp_path: Pa
         assert told.get(timeout=HANGS_S) == Disconnected("buffer")
         answering.join(HANGS_S)
     assert connector.remote("buffer").start_connecting(), "another attempt may begin"
+
+
+def test_a_host_without_a_further_thread_says_that_there_is_no_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: queue.Queue[FromHost] = queue.Queue()
+    connector = Connector(told.put, tmp_path)
+    with monkeypatch.context() as short:
+        short.setattr(threading.Thread, "start", no_thread)
+        connector.begin(Connect("buffer", bytes(KEY_BYTES), "127.0.0.1", 1, 1 << 16, True, HANGS_S, HANGS_S))
+    assert told.get(timeout=HANGS_S) == Disconnected("buffer")
+    assert connector.remote("buffer").start_connecting(), "another attempt may begin"
+
+
+def test_operations_are_performed_by_whoever_waits_where_there_is_no_further_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    progress = Progress()
+    with monkeypatch.context() as short:
+        short.setattr(threading.Thread, "start", no_thread)
+        first = progress.start(lambda waited_for: np.array([waited_for]), meanwhile=True)
+        assert first.result() == [True]
+    performed = threading.Event()
+
+    def work(waited_for: bool) -> np.ndarray[Any, Any]:
+        performed.set()
+        return np.array([waited_for])
+
+    later = progress.start(work, meanwhile=True)
+    assert performed.wait(HANGS_S) and later.result() == [False]
+
+
+def no_thread(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
