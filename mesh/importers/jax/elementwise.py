@@ -53,7 +53,7 @@ def _rem(equation: Equation, x: Array, y: Array) -> Array:
     """The remainder with the sign of the dividend; ours has that of the divisor.  By zero it is the dividend, not 0."""
     if x.type.dtype.kind == "f":
         size = apply("rem", mnp.abs(x), mnp.abs(y))
-        return mnp.where(x < 0, -size, size)
+        return mnp.copysign(size, x)
     rest = apply("rem", x, y)
     rest = rest if x.type.dtype.kind == "u" else mnp.where(_turned_down(x, y, rest), rest - y, rest)
     return mnp.where(y == 0, x, rest) if _may_be_zero(y) else rest
@@ -225,7 +225,7 @@ ROWS: dict[str, Row] = {
     "shift_left": lambda equation, x, by: apply("shl", x, by),
     "shift_right_arithmetic": _shift_arithmetic,
     "shift_right_logical": _shift_logical,
-    "sign": _fn(mnp.sign),
+    "sign": lambda equation, x: mnp.where(x == 0, x, mnp.sign(x)),  # of -0.0 it is -0.0
     "sin": _op("sin"),
     "sinh": _fn(mnp.sinh),
     "sqrt": _op("sqrt"),

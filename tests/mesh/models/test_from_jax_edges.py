@@ -158,3 +158,11 @@ def test_counters_of_older_versions_of_jax_are_refused() -> None:
         pytest.raises(Unsupported, match="random_bits with jax_threefry_partitionable=False"),
     ):
         mesh.from_jax(jax.random.uniform, KEY)
+
+
+def test_zeros_keep_the_signs_that_they_have_in_jax() -> None:
+    x = np.array([0.0, -0.0, -4, 4, -2.5, math.inf, math.nan], np.float32)
+    for function in (lax.sign, lambda x: lax.rem(x, jnp.float32(2)), lambda x: lax.rem(x, jnp.float32(-2))):
+        for found, wanted in both(function, x):
+            np.testing.assert_array_equal(found, wanted)
+            assert np.array_equal(np.signbit(found)[:-1], np.signbit(wanted)[:-1])
