@@ -318,9 +318,9 @@ def test_a_served_model_with_a_drafter_says_the_same_and_tells_how_often_it_was_
     wanted = model.generate([5, 6, 7], **how)
     with mesh.Mesh.builder().build() as own, mesh.InferenceServer(own) as server:
         server.load_model("text", model, draft=perturbed(model, 0.01))
-        assert server.generate("text", [5, 6, 7], **how) == wanted
-        (told,) = server.loaded_models()
-        assert 0 < told.accepted <= told.drafted
+        while not (told := server.loaded_models()[0]).accepted:  # on a busy machine no draft may come for a whole text
+            assert server.generate("text", [5, 6, 7], **how) == wanted
+        assert told.accepted <= told.drafted
         with pytest.raises(InputError, match="a function has no drafter"):
             server.load_model("double", lambda x: 2 * x, draft=model)
         with pytest.raises(InputError, match="does not generate text"):
