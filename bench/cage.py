@@ -1,11 +1,13 @@
 """What the cage of engine hosts costs: the same parts in two hosts side by side, one of which is in a cage, by turns.
 
-    python bench/cage.py [--engine native] [--rounds 200] [--starts 10]
+    python bench/cage.py [--engine native] [--pairs 5] [--seconds 8] [--starts 10] [CASE ...]
 
-Of each part it prints the time in a cage over the time without, by the host's own clock.  Runs of the two follow each
-other by turns, so what else the machine does hits both, and of each host the quickest run counts.  Two processes differ
-by where their memory lies, so this is done with several pairs of hosts: the median of their ratios, and all of them.
-Of starts it prints the difference of the medians, from the start of the process until its device is open.
+The parts are the cases of bench/engines.py and an addition of 8x8, which is next to no kernel: what is left of it are
+the calls of the system that any run makes.  Of each part it prints the time in a cage over the time without, by the
+host's own clock.  Runs of the two follow each other by turns, so what else the machine does hits both, and of each host
+the quickest run counts.  Two processes differ by where their memory lies, so this is done with several pairs of hosts:
+the median of their ratios, and all of them.  Of starts it prints the difference of the medians, from the start of the
+process until its device is open.
 """
 
 from __future__ import annotations
@@ -17,11 +19,12 @@ import queue
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from engine_peers import CASES, given, mesh_cases, traced
 
-from wire.ir.codec import hash_array
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder, WireGraph
 from wire.system.shared_memory import SharedDir
@@ -31,27 +34,19 @@ from worker.engine_host.cage import cage_text
 from worker.engine_host.host_client import HostProcess
 
 ENGINES = ("native", "cpu", "wgsl")
+TINY = "add 8x8"
+TURNS_MIN = 10
+
+Part = tuple[WireGraph, list[np.ndarray]]  # a graph, and what it is called with
 
 
-def matmul() -> WireGraph:
+def part(what: str) -> Part:
+    if what != TINY:
+        arrays = given(what)
+        return traced(mesh_cases()[what], arrays), arrays
     builder = GraphBuilder()
-    x, w = builder.input("x", (512, 512), F32), builder.param("w", (512, 512), F32)
-    return builder.build([builder.add("dot", x, w, lhs_batch=(), rhs_batch=(), lhs_contract=(1,), rhs_contract=(0,))])
-
-
-def elementwise() -> WireGraph:
-    builder = GraphBuilder()
-    x, w = builder.input("x", (1024, 1024), F32), builder.param("w", (1024, 1024), F32)
-    return builder.build([builder.add("exp", builder.add("mul", x, w))])
-
-
-def tiny() -> WireGraph:
-    builder = GraphBuilder()
-    x, w = builder.input("x", (8, 8), F32), builder.param("w", (8, 8), F32)
-    return builder.build([builder.add("add", x, w)])
-
-
-PARTS = {"elementwise 1024x1024": elementwise, "add 8x8": tiny, "matmul 512x512": matmul}
+    x, y = builder.input("x", (8, 8), F32), builder.input("y", (8, 8), F32)
+    return builder.build([builder.add("add", x, y)]), [np.ones((8, 8), np.float32)] * 2
 
 
 class Host:
@@ -83,16 +78,18 @@ class Host:
             await asyncio.sleep(0)
         return self.said.get()
 
-    async def prepare(self, number: int, graph: WireGraph, file: Path) -> None:
-        bound = (hm.BoundParam(1, hash_array(np.fromfile(file, np.float32)), str(file)),)
-        answer = await self.ask(hm.PreparePart(number, graph.hash, graph.encoded, 2, 1, bound, {}, False))
+    async def prepare(self, number: int, graph: WireGraph) -> None:
+        counts = len(graph.inputs), len(graph.outputs)
+        answer = await self.ask(hm.PreparePart(number, graph.hash, graph.encoded, *counts, (), {}, False))
         assert isinstance(answer, hm.Prepared), answer
 
-    async def compute_s(self, number: int, shape: tuple[int, ...], values: np.ndarray) -> float:
+    async def compute_s(self, number: int, arrays: Sequence[np.ndarray], outputs: int) -> float:
         self.run += 1
-        name = self.shared.write([values])
-        inputs = (hm.Input(0, F32.name, shape, True, None, str(self.shared.path), name),)
-        answer = await self.ask(hm.ExecutePart(self.run, number, inputs, (hm.OutputRequest(0, 0),)))
+        inputs = tuple(
+            hm.Input(at, F32.name, array.shape, True, None, str(self.shared.path), self.shared.write([array]))
+            for at, array in enumerate(arrays)
+        )
+        answer = await self.ask(hm.ExecutePart(self.run, number, inputs, (hm.OutputRequest(0, 0),) * outputs))
         assert isinstance(answer, hm.Executed), answer
         return answer.compute_s
 
@@ -103,22 +100,30 @@ class Host:
 
 
 async def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", default=[*CASES, TINY], metavar="CASE")
     parser.add_argument("--engine", action="append", default=[], choices=ENGINES)
-    parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=8.0, help="of each part and pair")
     parser.add_argument("--starts", type=int, default=10)
     options = parser.parse_args()
+    if unknown := [case for case in options.cases if case not in (*CASES, TINY)]:
+        parser.error(f"no case {unknown[0]!r}; there are {', '.join((*CASES, TINY))}")
+    parts = {what: part(what) for what in options.cases}
     for engine in options.engine or ENGINES:
         with tempfile.TemporaryDirectory() as folder:
-            await measure_starts(engine, Path(folder), options.starts)
-            ratios: dict[str, list[float]] = {}
+            if options.starts:
+                await measure_starts(engine, Path(folder), options.starts)
+            ratios: dict[str, list[float]] = {what: [] for what in parts}
             for _ in range(options.pairs):
-                for what, ratio in (await measured(engine, Path(folder), options.rounds)).items():
-                    ratios.setdefault(what, []).append(ratio)
+                for what, ratio in (await measured(engine, Path(folder), parts, options.seconds)).items():
+                    ratios[what].append(ratio)
             for what, all_ in ratios.items():
                 each = " ".join(f"{ratio:.3f}" for ratio in sorted(all_))
-                print(f"  {what}: in a cage {statistics.median(all_):.4f} of the time ({each})")
+                print(f"  {what}: in a cage {statistics.median(all_):.4f} of the time ({each})", flush=True)
+            medians = [statistics.median(all_) for what, all_ in ratios.items() if what != TINY]
+            if medians:
+                print(f"  the kernel bench, geometric mean: {statistics.geometric_mean(medians):.4f}", flush=True)
 
 
 async def measure_starts(engine: str, folder: Path, starts: int) -> None:
@@ -136,24 +141,21 @@ async def measure_starts(engine: str, folder: Path, starts: int) -> None:
     print(f"  the quickest start {1e3 * min(took[False]):.0f} ms, in a cage {1e3 * quickest:+.1f} ms more")
 
 
-async def measured(engine: str, folder: Path, rounds: int) -> dict[str, float]:
+async def measured(engine: str, folder: Path, parts: dict[str, Part], seconds: float) -> dict[str, float]:
     """The ratio of the quickest runs of a new pair of hosts, by part."""
     hosts = {caged: Host(engine, folder, caged) for caged in (True, False)}
     ratios = {}
     for host in hosts.values():
         await host.start()
-    for number, (what, make) in enumerate(PARTS.items(), 1):
-        graph = make()
-        shape = graph.types[graph.inputs[0]].shape
-        values = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-        file = folder / f"weight-{number}"
-        values.tofile(file)
+    for number, (what, (graph, arrays)) in enumerate(parts.items(), 1):
         for host in hosts.values():
-            await host.prepare(number, graph, file)
+            await host.prepare(number, graph)
         took: dict[bool, list[float]] = {True: [], False: []}
-        for turn in range(rounds):
+        turn, end_s = 0, time.perf_counter() + seconds
+        while turn < TURNS_MIN or time.perf_counter() < end_s:
             for caged in (True, False) if turn % 2 else (False, True):
-                took[caged].append(await hosts[caged].compute_s(number, shape, values))
+                took[caged].append(await hosts[caged].compute_s(number, arrays, len(graph.outputs)))
+            turn += 1
         ratios[what] = min(took[True]) / min(took[False])
     for host in hosts.values():
         await host.close()

@@ -70,7 +70,7 @@ def gelu(xp: Any, x: Any) -> Any:
 # -- ours -------------------------------------------------------------------------------------------------
 
 
-def _mesh_cases() -> dict[str, Any]:
+def mesh_cases() -> dict[str, Any]:
     import mesh
     import mesh.numpy as mnp
     from mesh import nn
@@ -101,21 +101,27 @@ def _mesh_cases() -> dict[str, Any]:
     }
 
 
-def _ours(engine: Any, version: str, uploads: bool = False) -> Peer:
-    """What is given is no weight: it is loaded only where each call would bring it to the device's memory."""
+def traced(function: Any, arrays: Tensors) -> Any:
+    """The graph that a function computes of such arrays, all of them inputs."""
     import mesh
     from mesh.tree import leaves
     from wire.passes.simplify import simplify
     from worker.cpu.engine import evaluate
 
+    return simplify(mesh.trace(lambda *tensors: leaves(function(*tensors)), *arrays), evaluate)
+
+
+def _ours(engine: Any, version: str, uploads: bool = False) -> Peer:
+    """What is given is no weight: it is loaded only where each call would bring it to the device's memory."""
+
     def prepare(function: Any, arrays: Tensors) -> Callable[[], Any]:
-        graph = simplify(mesh.trace(lambda *tensors: leaves(function(*tensors)), *arrays), evaluate)
+        graph = traced(function, arrays)
         executable = engine.compile(graph)
         handles = [engine.load(array) if uploads else array for array in arrays]
         keep = range(len(graph.outputs))
         return lambda: engine.run(executable, handles, keep=keep)
 
-    return Peer(version, _mesh_cases(), prepare, lambda made: made, lambda made: engine.read(made[0]))
+    return Peer(version, mesh_cases(), prepare, lambda made: made, lambda made: engine.read(made[0]))
 
 
 def native(threads: int) -> Peer:
