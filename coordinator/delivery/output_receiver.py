@@ -94,8 +94,11 @@ class OutputReceiver:
             key = header.plan.generation, header.step, header.slot
             del self._arriving[key]
             plan = self._plan(key[0])
-            if error is None and (kind := plan.output_type(link, *key)) is not None:
-                plan.output(*key, tensor_from(buffer, kind))
+            try:
+                if error is None and (kind := plan.output_type(link, *key)) is not None:
+                    plan.output(*key, tensor_from(buffer, kind))
+            except Exception as fault:
+                self._report_loss(link, header, as_error("taking an output failed", fault))
 
     def _report_loss(self, link: Link, body: Push, error: MeshError) -> None:
         plan = self._plan(body.plan.generation)

@@ -39,7 +39,7 @@ from ..system.log_limit import LogLimit, unlogged_text
 from ..system.outcome import Outcome
 from ..system.shared_memory_handoff import HandoffFiles
 from ..system.steady_log import steady_logger
-from ..system.tasks import Tasks
+from ..system.tasks import Tasks, as_error
 from ..timeouts import Timeouts
 
 log = steady_logger("graph_mesh.link")
@@ -370,6 +370,9 @@ class Link:
         except ProtocolError as error:
             answer.set_exception(error)
             raise
+        except Exception as fault:  # want of memory, say; nobody else would tell whoever waits for this answer
+            answer.set_exception(as_error("reading an answer failed", fault))
+            return
         answer.set_result(body)
 
     def _on_cancel(self, event: CancelReceived) -> None:

@@ -104,7 +104,9 @@ async def _restarted(what: str, serve: Callable[[], Coroutine[Any, Any, None]]) 
     while True:
         try:
             return await serve()
-        except Exception as fault:
+        except (asyncio.CancelledError, GeneratorExit, SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as fault:  # a panic of a library is no Exception
             if str(fault) != before:
                 before = str(fault)
                 log.error("%s failed, and begins again every %g s", what, AGAIN_S, exc_info=fault)

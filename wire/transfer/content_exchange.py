@@ -321,6 +321,9 @@ async def written(link: Link, buffer: PacedBuffer, handle: int) -> OSError | Non
         except OSError as error:
             link.give_up(buffer)
             return error
+        except Exception:  # no further thread, say: what else comes over this link needs its credit
+            link.give_up(buffer)
+            raise
         link.emptied(buffer, end - begin)
     return None
 
@@ -336,7 +339,12 @@ async def _in_thread(handle: int, work: Callable[..., None], *args: Any) -> None
         finally:
             os.close(own)
 
-    await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, run))  # begun in any case: it closes `own`
+    try:
+        running = asyncio.get_running_loop().run_in_executor(None, run)
+    except RuntimeError:  # there is no further thread
+        os.close(own)
+        raise
+    await asyncio.shield(running)  # begun in any case: it closes `own`
 
 
 async def _taken(link: Link, name: str, size_bytes: int) -> memoryview:

@@ -10,7 +10,9 @@ import pytest
 
 from coordinator.delivery.output_receiver import OutputReceiver
 from coordinator.lifecycle.plan_shell import PlanShell
-from wire.errors import ProtocolError
+from wire.errors import MeshError, OutOfMemory, ProtocolError
+from wire.ir.dtypes import dtype_named
+from wire.ir.types import TensorType
 from wire.protocol.messages import PlanKey, Push, Value
 from wire.system.shared_memory import SharedDir
 
@@ -45,3 +47,24 @@ def test_what_is_of_a_coordinator_before_is_removed(tmp_path: Path) -> None:
     with pytest.raises(ProtocolError):
         receiver.pushed(link, Push(PlanKey(1, 1), 0, 0, 0, Value("u8", (8,), None, "../lock")))
     shared.close()
+
+
+def test_a_streamed_output_that_cannot_be_taken_is_lost_at_once() -> None:
+    told: list[Any] = []
+
+    class Plan:
+        def output_type(self, *_: object) -> TensorType:
+            return TensorType((8,), dtype_named("u8"))
+
+        def output(self, *_: object) -> None:
+            raise MemoryError
+
+        def output_lost(self, generation: int, step: int, node: str, error: MeshError) -> None:
+            told.append((generation, step, node, type(error)))
+
+    receiver = OutputReceiver(lambda: 1, *cast(Any, (None, None, lambda generation: Plan())))
+    link = cast(Any, SimpleNamespace(peer=SimpleNamespace(node_id="w", name="w", shared_memory="")))
+    header = Push(PlanKey(1, 5), 3, 0, 0, Value("u8", (8,), None))
+    buffer = receiver.open_stream(link, header, 8)
+    receiver.stream_done(link, header, cast(memoryview, buffer), None)
+    assert told == [(5, 3, "w", OutOfMemory)]

@@ -6,15 +6,16 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pytest
 from support.machines.links import node
 
 from mesh.simulation.loop import VirtualLoop
 from mesh.simulation.network import SimulatedNetwork
-from wire.errors import Busy, MeshError, NodeLost, RemoteError
+from wire.errors import Busy, MeshError, NodeLost, OutOfMemory, RemoteError
 from wire.limits import Limits
 from wire.link.endpoint import Endpoint
 from wire.link.link import Link
-from wire.protocol.messages import AskNodes, Done, Message
+from wire.protocol.messages import AskNodes, Done, Message, decode_message
 from wire.system.outcome import Outcome
 
 
@@ -121,5 +122,35 @@ def test_the_end_of_a_link_is_told_before_what_it_did_to_requests() -> None:
         await asyncio.sleep(1)
         assert asks.happened == ["unlinked", NodeLost]
         assert answers.happened == ["asked", "unlinked"] and withdrawn == ["it"]
+
+    linked(asks, answers, scenario)
+
+
+@pytest.mark.parametrize("by_future", [False, True])
+def test_whoever_waits_for_an_answer_that_there_is_no_memory_to_read_hears_of_it(
+    by_future: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asks, answered = End(), Outcome[Message]()
+    answers = End(lambda: answered)
+
+    def decode(data: bytes) -> Message:
+        body = decode_message(data)
+        if isinstance(body, Done):
+            raise MemoryError
+        return body
+
+    async def scenario(link: Link) -> None:
+        monkeypatch.setattr("wire.link.link.decode_message", decode)
+        waiting = asyncio.ensure_future(link.request(AskNodes(), None)) if by_future else None
+        if waiting is None:
+            link.outcome_of(AskNodes()).then(asks.on_answer)
+        await asyncio.sleep(1)
+        answered.set_result(Done())
+        await asyncio.sleep(1)
+        if waiting is not None:
+            assert waiting.done() and isinstance(waiting.exception(), OutOfMemory)
+        else:
+            assert asks.happened == [OutOfMemory]
+        assert not link.closed
 
     linked(asks, answers, scenario)

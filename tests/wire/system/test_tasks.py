@@ -83,7 +83,7 @@ def test_one_that_is_well_or_cancelled_tells_of_nothing() -> None:
 
 
 def test_what_serves_begins_again_until_it_returns() -> None:
-    faults = [fault for fault, _ in FAULTS]
+    faults: list[BaseException] = [*(fault for fault, _ in FAULTS), Panic("wrong")]
     began_s: list[float] = []
 
     async def serve() -> None:

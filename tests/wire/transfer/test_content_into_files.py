@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from support.machines.exchanges import linked
 from support.waiting import until
 
-from wire.errors import BlobMissing
+from wire.errors import BlobMissing, MeshError
 from wire.ir.codec import hash_bytes
 from wire.limits import DEFAULT, MIB
 
@@ -62,6 +64,24 @@ async def test_a_disk_that_refuses_is_an_error_and_costs_the_link_nothing(tmp_pa
     async with linked(CONTENT) as (link, asks):
         with open(tmp_path / "read only", "rb") as file, pytest.raises(OSError):
             await asks.exchange.fetch_into(link, ADDRESS, len(CONTENT), file.fileno())
+        assert bytes(await asks.exchange.fetch(link, ADDRESS, len(CONTENT))) == CONTENT
+
+
+class NoThread(ThreadPoolExecutor):
+    def submit(self, *_: Any, **__: Any) -> Any:
+        raise RuntimeError("can't start new thread")
+
+
+async def test_a_thread_that_cannot_begin_is_an_error_and_costs_neither_the_link_nor_a_file(tmp_path: Path) -> None:
+    async with linked(CONTENT) as (link, asks):
+        loop = asyncio.get_running_loop()
+        with open(tmp_path / "content", "wb") as file:
+            loop.set_default_executor(NoThread())
+            before = len(os.listdir("/proc/self/fd"))
+            with pytest.raises(MeshError, match="new thread"):
+                await asks.exchange.fetch_into(link, ADDRESS, len(CONTENT), file.fileno())
+            assert len(os.listdir("/proc/self/fd")) == before
+            loop.set_default_executor(ThreadPoolExecutor())
         assert bytes(await asks.exchange.fetch(link, ADDRESS, len(CONTENT))) == CONTENT
 
 
