@@ -6,20 +6,21 @@ import asyncio
 import json
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from support.cases.language import GOLDEN, golden_model, gpt2_folder
 
 import mesh
 from mesh import Mesh
-from mesh.errors import NodeLost
+from mesh.errors import NodeLost, OutOfMemory
 from mesh.inference import Generating, Sampling
 from mesh.inference.drafting import Drafter
 from mesh.inference.kv_cache_step import page_bytes
 from mesh.simulation.loop import VirtualLoop
 from wire.ir.dtypes import F32
 from wire.limits import KIB
+from worker.engine.protocol import Engine
 
 REFERENCE: dict[str, Any] = json.loads((GOLDEN / "generation.json").read_text())["llama"]
 
@@ -165,11 +166,19 @@ def test_with_nobody_left_a_text_is_an_error_and_the_next_one_is_not() -> None:
     run(_deserted())
 
 
-class _Broken:
-    """A guide of somebody else's that raises whatever it is asked."""
+class _Full:
+    """An engine whose device has no memory for any run once `full` says so."""
+
+    def __init__(self, engine: Engine, full: list[bool]) -> None:
+        self._engine, self._full = engine, full
 
     def __getattr__(self, name: str) -> Any:
-        raise RuntimeError("the guide is broken")
+        return getattr(self._engine, name)
+
+    def run(self, *args: Any, **options: Any) -> Any:
+        if self._full:
+            raise OutOfMemory("the test's device is full")
+        return self._engine.run(*args, **options)
 
 
 async def _all_failed() -> None:
@@ -179,11 +188,18 @@ async def _all_failed() -> None:
             daemons = [process.daemon for process in workers.simulation._processes.values()]
             return sum(host._host._resident_bytes for daemon in daemons for host in daemon._hosts.hosts)
 
+        full: list[bool] = []
+        for name, device in zip(("sim-0", "sim-1"), workers.simulation.devices, strict=True):
+            workers.simulation.kill(name)
+            device.wrap = lambda engine: cast(Engine, _Full(engine, full))
+            workers.simulation.start(name)
+        await asyncio.sleep(5)
         generating = Generating(workers, golden_model("llama"), strategy="pipeline", detailed=True)
         assert len([token async for token in generating.begin([3, 4], 5, ends=())]) == 5
         assert resident_bytes() > 10_000
-        with pytest.raises(RuntimeError, match="the guide is broken"):
-            await generating.begin([3, 4], 5, ends=(), guide=_Broken()).next()
+        full.append(True)
+        with pytest.raises(OutOfMemory, match="the test's device is full"):
+            await generating.begin([3, 4], 5, ends=()).next()
         await generating.close()
         await asyncio.sleep(1)
         assert resident_bytes() == 0
