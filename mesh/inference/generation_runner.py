@@ -816,11 +816,12 @@ class Generating:
         stream = self._streams.get(chosen.number)
         if stream is None:
             return
-        stream._tell(chosen)
+        error = None if stream._guide is None else stream._guide.error
+        if error is None:  # else the guide has not limited this token, or not accepted it
+            stream._tell(chosen)
         if chosen.reason:
             del self._streams[chosen.number]
             self._left(chosen.number)
-            error = None if stream._guide is None else stream._guide.error
             if error is None:
                 stream._end(chosen.reason)
             else:

@@ -18,7 +18,7 @@ ANY = 0xFFFFFFFF
 
 @dataclass(slots=True)
 class SteadyGuide:
-    """A guide of so many `words`; `error` is what it raised, after which no token follows the next one."""
+    """A guide of so many `words`; `error` is what it raised, after which its text gets no token."""
 
     guide: Guide
     words: int

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..core.array import Array, Operand, apply
+from ..util.argument_checks import check_function
 from . import creation, elementwise, indexing, manipulation, padding, sorting
 from .promotion import asarray, concrete, index_dtype, like
 
@@ -204,8 +205,10 @@ class Place:
         Raises
         ------
         InputError
-            If indices are computed while tracing, so that nobody knows how often an element stands there.
+            If it is no function, or indices are computed while tracing, so that nobody knows how often an element
+            stands there.
         """
+        check_function(func, "what apply takes")
         array = self._array
         mask = indexing.sole_mask(array, self._key)
         if mask is not None:

@@ -157,6 +157,8 @@ def test_a_function_changes_an_element_as_often_as_it_is_named() -> None:
         np.testing.assert_array_equal(np.asarray(mnp.asarray(X).at[key].get()), X[key])
     with pytest.raises(InputError, match="apply at an array of indices needs the value of 'i'"):
         mesh.evaluate(lambda x, i: x.at[i].apply(lambda v: -v), X, np.array([0, 0]))
+    with pytest.raises(InputError, match="what apply takes is a function, not 3"):
+        mnp.asarray(X).at[0].apply(3)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("mode", [*MODES, "divide", "power"])
