@@ -190,7 +190,7 @@ def environment() -> dict[str, str]:
 def devices_per_worker(count: int, engine: str | Sequence[str]) -> list[list[str]]:
     """The `--device` names of each of `count` workers: `engine` is one name for all, or a list of one each."""
     if not isinstance(count, int) or not 1 <= count <= DEFAULT.nodes_max:
-        raise ConfigError(f"local({count!r}): a mesh has at least one local worker, and a whole number of them")
+        raise ConfigError(f"a mesh has at least one local worker, and a whole number of them, got {count!r}")
     if not isinstance(engine, Iterable):
         raise ConfigError(f"local({count}): an engine is a name, such as 'cpu', not {engine!r}")
     names = [engine] * count if isinstance(engine, str) else list(engine)

@@ -21,6 +21,9 @@ from .output import say, say_lines
 
 Options = argparse.Namespace
 
+# Lines of a stream of events that are no part of the answer: comments, which a server sends while it loads a model.
+NO_DATA = (b":", b"event:", b"id:", b"retry:")
+
 
 def chat(options: Options) -> int:
     """Send every line to the model, with all that was said before; an empty line or Ctrl-D ends.
@@ -77,6 +80,8 @@ def _pieces(options: Options, messages: list[dict[str, str]]) -> Iterator[str]:
     try:
         with urllib.request.urlopen(_request(options, body), timeout=CHAT_ANSWER.seconds) as answer:
             for line in answer:
+                if line.startswith(NO_DATA):
+                    continue
                 data = line.removeprefix(b"data:").strip()
                 if data and data != b"[DONE]":
                     yield _text(json.loads(data), options.url)
@@ -97,7 +102,7 @@ def _request(options: Options, body: dict[str, Any]) -> urllib.request.Request:
             headers["Authorization"] = f"Bearer {read_text(Path(options.key_file)).strip()}"
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{options.key_file} cannot be read", cause=str(error)) from None
-    url = options.url.rstrip("/")
+    url = options.url.rstrip("/").removesuffix("/v1")  # which is part of what programs are given as a base URL
     if not url.startswith(("http://", "https://")):
         raise InputError(f"--url {options.url!r} is no address of HTTP", next_step="Write http://HOST:PORT")
     return urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers)

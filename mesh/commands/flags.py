@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from wire.addresses import check_name
 from wire.errors import ConfigError
@@ -25,7 +25,7 @@ from wire.timeouts import (
 )
 
 from ..util.units import parse_duration
-from .exit_codes import epilog
+from .exit_codes import USAGE, epilog
 from .output import say
 
 NAME_CHARS_MAX = 256  # as messages have it
@@ -34,9 +34,16 @@ NAME_CHARS_MAX = 256  # as messages have it
 def command(name: str, description: str) -> argparse.ArgumentParser:
     """A command's parser, with --version and the exit codes."""
     formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog=name, description=description, epilog=epilog(), formatter_class=formatter)
+    parser = _Parser(prog=name, description=description, epilog=epilog(), formatter_class=formatter)
     parser.add_argument("--version", action=_Version, nargs=0, help="show program's version number and exit")
     return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says in one line what is wrong with a command line: argparse's usage of a verb with many flags fills a screen."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(USAGE, f"{self.prog}: {message}. See {self.prog} --help\n")
 
 
 class _Version(argparse.Action):
@@ -167,10 +174,9 @@ def name_of_one(text: str) -> str:
 
 def port(text: str) -> int:
     """A port number, 0 to 65535."""
-    number = int(text)
-    if not 0 <= number < 1 << 16:
-        raise ValueError(text)
-    return number
+    if not (text.isascii() and text.isdigit() and int(text) < 1 << 16):
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is no port. Write a number from 0 to 65535")
+    return int(text)
 
 
 def mesh_name(options: argparse.Namespace) -> str:

@@ -27,7 +27,7 @@ from ..client.async_mesh import AsyncMesh
 from ..inference.layer_placement import by_numbers
 from ..inference.settings import Options as ModelOptions
 from ..models.load import load
-from ..models.store import located
+from ..models.store import located, whole_model
 from ..serving.access import Access
 from ..serving.api_keys import ApiKeys
 from ..serving.http_server import Listening
@@ -189,8 +189,13 @@ def _found(options: Options, text: str) -> Path:
     """The folder or file of a model; one of the hub is downloaded."""
     with download_progress(not options.json and not options.quiet) as report:
         folder = located(text, report)
-    if not folder.is_dir() and folder.suffix != ".gguf":
+    what = ""
+    if folder.is_dir():  # now, and not when a worker has begun
+        if whole_model(folder) == folder and not (folder / "config.json").exists():
+            what = f"{folder} has neither a config.json nor a GGUF file"
+    elif folder.suffix != ".gguf":
         what = f"{folder} is no model" if folder.exists() else f"there is no folder or file {folder}"
+    if what:
         raise InputError(what, next_step="Give a folder with config.json and safetensors, a GGUF file, or ORG/NAME")
     return folder
 

@@ -20,6 +20,11 @@ function show(kind, text) {
   return box;
 }
 
+// fetch, and a stream that breaks off, fail with a TypeError whose text differs from browser to browser.
+function explained(error) {
+  return error instanceof TypeError ? "the server does not answer. Is mesh-coord serve-model running?" : error.message;
+}
+
 async function reason(response) {
   try {
     return (await response.json()).error.message;
@@ -29,7 +34,8 @@ async function reason(response) {
 }
 
 async function models() {
-  const response = await fetch("/v1/models", { headers: headers() });
+  const response = await fetch("/v1/models", { headers: headers() }).catch(() => null);
+  if (!response) return; // the next message says so
   element("keyfield").hidden = response.status !== 401 && !element("key").value;
   if (!response.ok) return;
   const chosen = element("model").value;
@@ -37,6 +43,7 @@ async function models() {
   element("model").replaceChildren(...names.map((name) => new Option(name, name, false, name === chosen)));
 }
 
+// What each event of a stream carries.  Lines that are no data are comments, which a server sends while it loads a model.
 async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -46,7 +53,8 @@ async function* events(response) {
     const frames = (rest + value).split("\n\n");
     rest = frames.pop();
     for (const frame of frames) {
-      const data = frame.replace(/^data: /, "");
+      if (!frame.startsWith("data:")) continue;
+      const data = frame.slice("data:".length).trim();
       if (data === "[DONE]") return;
       yield JSON.parse(data);
     }
@@ -82,9 +90,11 @@ async function answer() {
       box.scrollIntoView({ block: "end" });
     }
   } catch (error) {
-    if (error.name !== "AbortError") {
+    if (error.name === "AbortError") {
+      box.textContent = text || "(stopped)";
+    } else {
       box.classList.add("wrong");
-      box.textContent = text ? `${text}\n\n${error.message}` : error.message;
+      box.textContent = text ? `${text}\n\n${explained(error)}` : explained(error);
       if (/API key/.test(error.message)) element("keyfield").hidden = false;
     }
   }
