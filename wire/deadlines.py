@@ -361,6 +361,12 @@ CHAT_ANSWER = Deadline(
     "The answer ends with ConnectFailed.",
     seconds=600.0,
 )
+HUB_ANSWER = Deadline(
+    "serve",
+    "A download of a model waits for the hub to say which files there are.",
+    "It ends with ConnectFailed. What has come stays for the next time.",
+    seconds=30.0,
+)
 
 # -- end
 

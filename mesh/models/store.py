@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from wire.deadlines import HUB_ANSWER
 from wire.errors import ConfigError, ConnectFailed, InputError, MeshError, StorageError
 from wire.system.atomic_files import Disk
 from wire.system.file_lock import FileLock
@@ -191,6 +192,7 @@ class ModelStore:
         most = os.environ.get("MESH_MODELS_MAX")
         self.limit_bytes = limit_bytes if limit_bytes is not None or not most else parse_size(most)
         self._endpoint = endpoint or os.environ.get("HF_ENDPOINT")
+        self._answer_s = HUB_ANSWER.seconds
 
     @checked
     def find(self, name: str, revision: str | None = None) -> Path | None:
@@ -354,14 +356,17 @@ class ModelStore:
         return StoredModel(f"{folder.parent.name}/{folder.name}", revision, size_bytes, folder, whole)
 
     def _files(self, hub: Any, model: ModelName, revision: str | None) -> tuple[str, list[_File]]:
-        """The commit of the revision, and the files on top of its tree."""
+        """The commit of the revision, and the files on top of its tree.
+
+        One question has a time limit; the library's list of a tree has none.
+        """
         api = hub.HfApi(endpoint=self._endpoint)
-        commit = str(api.model_info(model.repository, revision=revision or DEFAULT_REVISION).sha)
-        tree = api.list_repo_tree(model.repository, revision=commit)
+        asked = revision or DEFAULT_REVISION
+        told = api.model_info(model.repository, revision=asked, files_metadata=True, timeout=self._answer_s)
+        commit = str(told.sha)
         files = [
-            _File(entry.path, entry.size, entry.lfs.sha256 if entry.lfs else entry.blob_id)
-            for entry in tree
-            if isinstance(entry, hub.RepoFile)
+            _File(each.rfilename, each.size or 0, each.lfs.sha256 if each.lfs else str(each.blob_id))
+            for each in told.siblings or ()
         ]
         for file in files:
             if not _HEX.fullmatch(file.checksum):

@@ -65,6 +65,7 @@ class Residence:
         self._idle = asyncio.Event()
         self._idle.set()
         self._closed = False
+        self._ended = asyncio.Event()
 
     @property
     def keep_s(self) -> float | None:
@@ -136,7 +137,11 @@ class Residence:
         return "was asked to stay" if self.pinned else ""
 
     async def make_way(self) -> None:
-        """Unload the model if nobody asks for it and it may go, and wait until that is done."""
+        """Unload the model if nobody asks for it and it may go, and wait until that is done; one that is being closed
+        goes anyhow."""
+        if self._closed:
+            await self._ended.wait()
+            return
         self._do(self._lifecycle.make_way())
         if self._lifecycle.stage is Stage.LEAVING and self._work is not None:
             await asyncio.wait([self._work])
@@ -154,10 +159,13 @@ class Residence:
         if self._timer is not None:
             self._timer.cancel()
         self._tell(self._unloaded_error())
-        if self._work is not None:
-            self._work.cancel()
-            await asyncio.gather(self._work, return_exceptions=True)
-        await self._unload()
+        try:
+            if self._work is not None:
+                self._work.cancel()
+                await asyncio.gather(self._work, return_exceptions=True)
+            await self._unload()
+        finally:
+            self._ended.set()
 
     def _do(self, what: Do) -> None:
         if self._timer is not None:

@@ -274,7 +274,16 @@ class NotebookBar:
 
 
 def display_for(total: int | None) -> Display:
-    """tqdm's bar in a notebook where tqdm is installed, rich's on a terminal, and lines elsewhere."""
+    """tqdm's bar in a notebook where tqdm is installed, rich's on a terminal, and lines elsewhere.  Where there is no
+    stderr, or a program has put something of its own there that is no file, nothing is shown."""
+    try:
+        return _display_here(total)
+    except Exception as error:  # of a program's own stderr, or of the library that draws
+        log.warning("progress is not shown: %s", error)
+        return Nowhere()
+
+
+def _display_here(total: int | None) -> Display:
     if "ipykernel" in sys.modules and find_spec("tqdm") is not None:
         return NotebookBar(total)
     return RichBar(total) if sys.stderr.isatty() else Lines()
@@ -326,7 +335,7 @@ class Progress(Callback):
         """Show something; a terminal or a pipe that is gone costs the progress, and not the run."""
         try:
             show()
-        except (OSError, ValueError) as error:  # ValueError: stderr was closed
+        except Exception as error:  # whatever it is: rich before 14.1 has errors of its own, beside a program's bar
             self._display = Nowhere()
             log.warning("progress is shown no longer: %s", error)
 

@@ -89,7 +89,7 @@ class _Handler(BaseHTTPRequestHandler):
         hub.asked.append((self.command, path, self.headers.get("Range", "")))
         if hub.down:
             return self._refuse(503, "Down", "Service unavailable")
-        api = re.fullmatch(r"/api/models/([^/]+/[^/]+)/(revision|tree)/([^/]+)", path)
+        api = re.fullmatch(r"/api/models/([^/]+/[^/]+)/revision/([^/]+)", path)
         file = re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
         found = api or file
         name = found[1] if found else ""
@@ -98,13 +98,12 @@ class _Handler(BaseHTTPRequestHandler):
         if name in hub.gated:
             return self._refuse(403, "GatedRepo", "Access to this model is restricted")
         commit = hub.commit(name)
-        revision = found[3] if api else found[2] if found else ""
+        revision = found[2] if found else ""
         if revision not in (*hub.revisions, commit):
             return self._refuse(404, "RevisionNotFound", f"Revision {revision} not found")
-        if api and api[2] == "revision":
-            return self._json({"id": name, "sha": commit, "siblings": []})
         if api:
-            return self._json([self._entry(path, data) for path, data in hub.repositories[name].items()])
+            entries = [self._entry(path, data) for path, data in hub.repositories[name].items()]
+            return self._json({"id": name, "sha": commit, "siblings": entries})
         data = hub.repositories[name].get(file[3]) if file else None
         if data is None:
             return self._refuse(404, "EntryNotFound", "Entry not found")
@@ -114,9 +113,9 @@ class _Handler(BaseHTTPRequestHandler):
     @staticmethod
     def _entry(path: str, data: bytes) -> dict[str, Any]:
         large = path.endswith(LARGE)
-        entry: dict[str, Any] = {"type": "file", "path": path, "size": len(data), "oid": checksum(data, False)}
+        entry: dict[str, Any] = {"rfilename": path, "size": len(data), "blobId": checksum(data, False)}
         if large:
-            entry["lfs"] = {"oid": checksum(data, True), "size": len(data), "pointerSize": 130}
+            entry["lfs"] = {"sha256": checksum(data, True), "size": len(data), "pointerSize": 130}
         return entry
 
     def _file(self, path: str, data: bytes, commit: str, body: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -306,6 +307,25 @@ def test_where_no_hub_answers_the_error_names_the_folder(tmp_path: Path) -> None
         ConnectFailed, match=rf"no hub answers for org/m.*put the files of the model into {tmp_path}/org/m"
     ):
         store.pull("org/m")
+
+
+def test_a_hub_that_takes_a_question_and_never_answers_is_given_up(tmp_path: Path) -> None:
+    ended: list[MeshError] = []
+
+    def pull() -> None:
+        try:
+            store.pull("org/m")
+        except MeshError as error:
+            ended.append(error)
+
+    with socket.create_server(("127.0.0.1", 0)) as mute:  # the system takes its connections
+        store = ModelStore(tmp_path, endpoint=f"http://127.0.0.1:{mute.getsockname()[1]}")
+        store._answer_s = 0.2
+        pulling = threading.Thread(target=pull, daemon=True)
+        pulling.start()
+        pulling.join(60)
+    assert [type(error) for error in ended] == [ConnectFailed], "it waits for ever"
+    assert "no hub answers for org/m" in ended[0].message
 
 
 def test_a_limit_is_kept(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,6 +131,33 @@ async def test_a_model_that_could_not_be_unloaded_makes_way_all_the_same() -> No
     await models["b"].close()
 
 
+async def test_a_model_that_is_being_closed_is_waited_for_and_not_asked_again_and_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    memory, closes = ModelMemory(), asyncio.Event()
+
+    async def load(name: str) -> None:
+        async with memory.room_for(models[name], {"x": share(5)}, lambda: 5 * GIB):
+            pass
+
+    async def unload() -> None:
+        await closes.wait()  # for a worker that is slow to say that it has freed the model, say
+        memory.release(models["a"])
+
+    models = {"a": Residence("a", lambda: load("a"), unload), "b": Residence("b", lambda: load("b"), nothing)}
+    stay = models["a"].enter()
+    await stay.ready()
+    stay.end()
+    closing, wanted = asyncio.ensure_future(models["a"].close()), models["b"].enter()
+    with caplog.at_level("INFO", "graph_mesh.serving"):
+        for _ in range(100):
+            await asyncio.sleep(0)
+    assert sum("a makes way for b" in record.message for record in caplog.records) <= 2, "the loop is busy with it"
+    closes.set()
+    await asyncio.gather(closing, wanted.ready())
+    await models["b"].close()
+
+
 class Panic(BaseException):
     """As libraries in Rust raise it."""
 

@@ -292,6 +292,46 @@ def test_a_run_goes_on_where_the_terminal_of_its_progress_is_gone(
         gone.close()
 
 
+class OnlyWritten:
+    """What a program that logs all it prints may put in the place of stderr."""
+
+    def write(self, text: str) -> None: ...
+
+
+def closed() -> io.StringIO:
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize("stderr", [None, OnlyWritten(), closed()], ids=["none", "no file", "closed"])
+def test_a_run_without_a_stderr_to_show_its_progress_on_is_made_all_the_same(
+    stderr: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = DistributedTrainer(lambda w, x: (w * x) ** 2, np.float32(3), optimizer=optim.sgd(0.1))
+    monkeypatch.setattr(sys, "stderr", stderr)
+    history = trainer.fit(np.ones(4, np.float32), progress=True)
+    monkeypatch.undo()
+    assert len(history.losses) == 1 and not capsys.readouterr().out, "what is for stderr is not printed elsewhere"
+
+
+def test_what_a_library_raises_that_draws_progress_costs_the_progress_alone(caplog: pytest.LogCaptureFixture) -> None:
+    class Refused(Exception):
+        """As rich.errors.LiveError: before rich 14.1 a program could have one bar at a time."""
+
+    class Display(Lines):
+        pause_s = 0.0
+
+        def show(self, done: int, line: str) -> None:
+            raise Refused("Only one live display may be active at once")
+
+    shown = Progress(1, Display())
+    shown.on_step(REPORT)
+    shown.on_step(REPORT)
+    shown.close()
+    assert [record.message for record in caplog.records if "shown no longer" in record.message], "and is told once"
+
+
 def test_a_notebook_gets_the_bar_of_tqdm_where_it_is_installed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
