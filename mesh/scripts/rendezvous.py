@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from wire.errors import ConfigError, DeadlineExceeded, MeshError, from_fields
 from wire.system.private_folder import make_private, weakness
@@ -128,8 +129,12 @@ def place(folder: Path, name: str, text: str) -> None:
     os.replace(new, folder / name)
 
 
+_LIVES: WeakValueDictionary[Path, Callable[[], bool]] = WeakValueDictionary()  # all groups look at one open file
+
+
 def life_of(directory: Path) -> Callable[[], bool]:
     """Whether the process that made a directory lives, looked up now and then only."""
+    lives = _LIVES.setdefault(directory, _LIVES.get(directory) or SharedDir.life(directory))
     seen_s = 0.0
 
     def alive() -> bool:
@@ -138,7 +143,7 @@ def life_of(directory: Path) -> Callable[[], bool]:
         if now_s < seen_s + ALIVE_S:
             return True
         seen_s = now_s
-        return SharedDir.lives(directory)
+        return lives()
 
     return alive
 

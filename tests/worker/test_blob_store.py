@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -58,6 +59,21 @@ async def test_content_is_read_back_as_it_was_through_the_file_and_the_view(tmp_
     await held.put(blob, data, keep=True)
     assert Path(held.path(blob)).read_bytes() == data
     assert held.view(blob) == data
+
+
+@pytest.mark.parametrize("keep", [True, False], ids=["disk", "memory"])
+async def test_a_folder_that_somebody_removed_is_made_again(keep: bool, tmp_path: Path) -> None:
+    held = store(tmp_path)
+    gone = await put(held, 1, keep)
+    held.pin((gone,))
+    shutil.rmtree(Path(held.path(gone)).parent)
+    after = await put(held, 2, keep)
+    assert Path(held.path(after)).parent == tmp_path / ("disk" if keep else "memory")
+    assert await held.find(gone) is None and held.used_bytes == 1000
+    assert await held.find(await put(held, 1, keep)) == "resident"
+    shutil.rmtree(tmp_path / "memory")
+    held.keep_memory()
+    assert (tmp_path / "memory").stat().st_mode & 0o777 == 0o700
 
 
 async def test_an_empty_blob_is_content_too(tmp_path: Path) -> None:

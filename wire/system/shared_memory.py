@@ -2,7 +2,9 @@
 
 Every node has one directory (on /dev/shm where that exists and is large enough, else the temporary folder).  A sender
 writes a file and names it in a message; the receiver maps it, unlinks it and owns it from then on, so nobody frees a
-file twice.  Nothing is left when a process dies: what its directory holds goes with the next directory that any process
+file twice.  A directory that somebody removes while its maker runs is made again (`SharedDir.keep`): systemd-logind
+does that to all of a user's files in /dev/shm once the user has logged out everywhere, and a service of the user goes
+on.  Nothing is left when a process dies: what its directory holds goes with the next directory that any process
 of this user makes (`SharedDir.sweep`), and what others had named to it they remove themselves
 (`shared_memory_handoff.py`).
 
@@ -23,8 +25,10 @@ import shutil
 import stat
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -34,6 +38,9 @@ from ..limits import MIB
 from ..units import size_text
 from . import mapped_files
 from .atomic_files import WRITING
+from .steady_log import steady_logger
+
+log = steady_logger("graph_mesh.shared")
 
 MEMORY_FOLDER = Path("/dev/shm")
 MEMORY_BYTES_MIN = 512 * MIB  # containers often get 64 MiB there; files on disk are then the better choice
@@ -46,6 +53,7 @@ T = TypeVar("T")
 _DIR_NAME = re.compile(r"graph-mesh-[0-9a-f]{32}")
 _FILE_NAME = re.compile(r"[0-9a-f]{32}")
 _LOCK = "lock"
+_REMOVED = "where systemd-logind does so as a user logs out, RemoveIPC=no in its logind.conf says that it must not"
 _NO_LINKS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
@@ -60,9 +68,10 @@ class Segment:
 class SharedDir:
     """One node's directory of shared files.  `create` makes and owns one; `attach` uses another process's."""
 
-    def __init__(self, path: Path, lock: int | None) -> None:
+    def __init__(self, path: Path, locks: Sequence[int] = ()) -> None:
         self.path = path
-        self._lock = lock
+        self._locks = [*locks]  # none: it is another process's.  Those of directories that were removed stay held, too
+        self._keeping = threading.Lock()
         self._process = os.getpid()
 
     @classmethod
@@ -73,16 +82,30 @@ class SharedDir:
         path = folder / f"graph-mesh-{secrets.token_hex(16)}"
         try:
             path.mkdir(mode=0o700)
-            lock = _locked(path)
+            locks = _locked(path)
         except OSError as error:
             raise ConfigError(f"no folder can be made in {folder}", cause=str(error)) from None
-        return cls(path, lock)
+        return cls(path, locks)
 
     @classmethod
     def attach(cls, path: Path) -> SharedDir:
         """Another process's directory, to write files on its behalf; `close` leaves it alone."""
         _check_dir(str(path))
-        return cls(path, None)
+        return cls(path)
+
+    def keep(self) -> None:
+        """Make the directory of this process again if somebody has removed it; what was in it is lost.  OSError where
+        that cannot be."""
+        if not self._locks or self._process != os.getpid() or os.path.exists(self._file(_LOCK)):
+            return
+        with self._keeping:
+            if not self._locks or os.path.exists(self._file(_LOCK)):
+                return
+            self.path.mkdir(mode=0o700, exist_ok=True)
+            if not _is_ours(self.path):
+                raise PermissionError(f"{self.path} was removed, and is another user's now")
+            self._locks += _locked(self.path)
+        log.warning("%s was removed while this process uses it, and is made again; %s", self.path, _REMOVED)
 
     def write(self, chunks: Iterable[bytes | bytearray | memoryview], name: str = "") -> str:
         """A new file of these bytes, one after the other, named so or by chance: its name.  OutOfMemory if they do not
@@ -155,8 +178,13 @@ class SharedDir:
 
     def _new_file(self, mode: int, name: str = "") -> tuple[str, int]:
         name = name or new_name()
+        flags = mode | os.O_CREAT | os.O_EXCL | _NO_LINKS
         try:
-            return name, os.open(self._file(name), mode | os.O_CREAT | os.O_EXCL | _NO_LINKS, 0o600)
+            try:
+                return name, os.open(self._file(name), flags, 0o600)
+            except FileNotFoundError:
+                self.keep()
+                return name, os.open(self._file(name), flags, 0o600)
         except FileNotFoundError:
             raise BlobMissing(f"{self.path} is gone, and the process whose shared memory it was") from None
         except OSError as error:
@@ -167,11 +195,13 @@ class SharedDir:
 
     def close(self) -> None:
         """Remove the directory if this process made it, and not one that it was forked from.  Mappings stay valid."""
-        if self._lock is None or self._process != os.getpid():
+        if not self._locks or self._process != os.getpid():
             return
+        with self._keeping:
+            locks, self._locks = self._locks, []
         shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._lock)  # after the removal: a process that sweeps must not find it unlocked
-        self._lock = None
+        for lock in locks:  # after the removal: a process that sweeps must not find it unlocked
+            os.close(lock)
         shutil.rmtree(self.path, ignore_errors=True)  # Windows keeps an open lock file
 
     def clear(self) -> None:
@@ -188,6 +218,23 @@ class SharedDir:
         with contextlib.suppress(OSError):
             return SharedDir.is_one(path) and _is_ours(path) and _is_alive(path)
         return False
+
+    @staticmethod
+    def life(path: Path) -> Callable[[], bool]:
+        """What tells whether the maker of a directory of this user's runs, and has not closed it.  The lock file stays
+        open meanwhile: the directory may be removed while its maker runs."""
+        if not hasattr(os, "O_DIRECTORY"):  # Windows, which removes nothing that is open
+            return lambda: SharedDir.lives(path)
+        try:
+            lock = os.open(path / _LOCK, os.O_RDWR | _NO_LINKS)
+        except OSError:
+            return lambda: SharedDir.lives(path)
+
+        def alive() -> bool:
+            return not _is_free(lock)
+
+        weakref.finalize(alive, os.close, lock)
+        return alive
 
     @staticmethod
     def is_one(path: Path) -> bool:
@@ -410,28 +457,62 @@ def _left_over(folder: Path) -> Iterator[Path]:
 
 
 def _is_alive(path: Path) -> bool:
+    """Whether a directory's maker runs.  Its lock file may have been removed, by a program that cleans folders of
+    temporary files: the directory is locked, too."""
     try:
         lock = os.open(path / _LOCK, os.O_RDWR | _NO_LINKS)
     except FileNotFoundError:
-        return time.time() - path.stat().st_mtime < NEW_S
+        return _is_held(path) or time.time() - path.stat().st_mtime < NEW_S
     try:
         return not _hold(lock)
     finally:
         os.close(lock)
 
 
-def _locked(path: Path) -> int:
-    """A directory's new lock file, held.  It gets its name once it is held: one that is free is a dead process's, and
-    a process that sweeps at that moment would remove the directory."""
+def _is_held(path: Path) -> bool:
+    folder = _opened_folder(path)
+    try:
+        return any(not _is_free(handle) for handle in folder)
+    finally:
+        for handle in folder:
+            os.close(handle)
+
+
+def _locked(path: Path) -> list[int]:
+    """A directory's new lock file and the directory itself, held.  The file gets its name once it is held: one that is
+    free is a dead process's, and a process that sweeps at that moment would remove the directory.  What is in a
+    directory that is held, systemd-tmpfiles leaves alone."""
+    folder = _opened_folder(path)
+    for handle in folder:
+        _hold(handle)
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _NO_LINKS
     if sys.platform == "win32":  # which does not rename an open file
         lock = os.open(path / _LOCK, flags, 0o600)
         _hold(lock)
-        return lock
+        return [lock]
     lock = os.open(path / (_LOCK + WRITING), flags, 0o600)
     _hold(lock)
     os.rename(path / (_LOCK + WRITING), path / _LOCK)
-    return lock
+    return [lock, *folder]
+
+
+def _opened_folder(path: Path) -> list[int]:
+    """The open directory, where the system opens one."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return []
+    return [os.open(path, os.O_RDONLY | os.O_DIRECTORY | _NO_LINKS)]
+
+
+def _is_free(lock: int) -> bool:
+    """Whether nobody holds an open lock; any number of processes may ask at once."""
+    import fcntl
+
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    fcntl.flock(lock, fcntl.LOCK_UN)
+    return True
 
 
 def _hold(lock: int) -> bool:

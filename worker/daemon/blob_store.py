@@ -213,6 +213,10 @@ class BlobStore:
             if not (blob in self._pins or entry.keep):
                 self._remove(blob)
 
+    def keep_memory(self) -> None:
+        """Make the folder of files in memory again if somebody has removed it, and forget what was there.  OSError."""
+        self._keep_folder(self._memory)
+
     def free_memory(self) -> None:
         """Content in memory goes that nobody uses."""
         self._evict_all(self._memory)
@@ -240,6 +244,17 @@ class BlobStore:
             folder.used_bytes += size_bytes
         self._make_room(folder, 0)
 
+    def _keep_folder(self, folder: _Folder) -> None:
+        """Make a folder again if somebody has removed it, as a user may who frees space, and forget what was there."""
+        if folder.path.exists():
+            return
+        if folder.durable:
+            make_private(folder.path)
+        else:
+            folder.path.mkdir(mode=0o700)  # in one that this process makes itself
+        for blob in [blob for blob, entry in self._entries.items() if entry.folder is folder]:
+            self._remove(blob)
+
     def _make_room(self, folder: _Folder, size_bytes: int) -> bool:
         """Evict until `size_bytes` more fit into the folder's share."""
         for blob, entry in list(self._entries.items()):
@@ -261,7 +276,7 @@ class BlobStore:
                     await off_loop(data.nbytes, _write_file, temporary, final, data)
                     break
                 except OSError as error:
-                    if attempt or error.errno not in _NO_ROOM or not await self._freed(folder):
+                    if attempt or not await self._may_now(folder, error):
                         return False
             if blob not in self._entries:  # two fetches may have brought it
                 entry = _Entry(data.nbytes, folder, True, keep, put=True, put_s=time.monotonic())
@@ -269,6 +284,14 @@ class BlobStore:
         finally:
             folder.used_bytes -= 0 if written else data.nbytes
         return True
+
+    async def _may_now(self, folder: _Folder, error: OSError) -> bool:
+        """Whether a write that failed may succeed now."""
+        if isinstance(error, FileNotFoundError):
+            with contextlib.suppress(OSError):
+                self._keep_folder(folder)
+                return True
+        return error.errno in _NO_ROOM and await self._freed(folder)
 
     async def _freed(self, folder: _Folder) -> bool:
         """Evict all that may go, and wait until the room of all that went is free; whether there was any."""

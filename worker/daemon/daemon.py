@@ -70,6 +70,7 @@ from .worker_links import WorkerLinks
 
 log = steady_logger("graph_mesh.worker")
 MEMBERSHIP_LOOK_S = 1.0
+SHARED_LOOK_S = 1.0  # from one look whether the folder of shared memory is there to the next
 AGAIN = -1  # instead of an exit code: start once more in the same process
 
 
@@ -230,6 +231,7 @@ class Daemon:
         keep("the watch over links", watch.run)
         keep("looking at the machine's memory", here.watch_memory)
         if self._environment.signals:
+            keep("looking after shared memory", self._keep_shared)
             keep("looking for pauses", here.pauses.run)
             keep("looking for idle moments", self._tuner.run)
         if self._environment.signals and not alone:  # else the receiver sleeps at the same time
@@ -280,6 +282,13 @@ class Daemon:
         log.info("this worker is a member of mesh %s now, and restarts as one", self._config.mesh_name)
         if not self._stopped.done():
             self._stopped.set_result(AGAIN)
+
+    async def _keep_shared(self) -> None:
+        """Make shared memory again that somebody has removed: engine hosts write there, and may make no folder."""
+        while True:
+            await asyncio.sleep(SHARED_LOOK_S)
+            self._shared.keep()
+            self._store.keep_memory()
 
     def _is_needed(self) -> bool:
         machine = self.shell.machine

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import threading
 import time
@@ -20,7 +21,7 @@ import mesh
 from mesh.scripts.group import Group
 from mesh.scripts.listening_ports import Door
 from mesh.scripts.rank_certificates import issue, keep, passport
-from mesh.scripts.rendezvous import Meeting, Note, life_of
+from mesh.scripts.rendezvous import ALIVE_S, Meeting, Note, life_of
 from wire.errors import (
     ConfigError,
     ConnectFailed,
@@ -399,6 +400,23 @@ def test_arrays_that_a_method_does_not_take_leave_the_group_as_it_was(tmp_path: 
         return int(world.all_reduce(1))
 
     assert as_ranks(2, tmp_path, body) == [2, 2]
+
+
+def test_ranks_go_on_where_somebody_removed_their_shared_memory(tmp_path: Path) -> None:
+    def body(world: Group) -> tuple[int, int]:
+        world.barrier()
+        if world.rank == 0:
+            for folder in tmp_path.glob("graph-mesh-*"):
+                shutil.rmtree(folder)
+        world.barrier()
+        if world.rank == 1:
+            time.sleep(3 * ALIVE_S)  # meanwhile rank 0 looks whether this one lives
+        total = int(world.all_reduce(1))
+        both = world.split(0)
+        assert both is not None
+        return total, int(both.all_reduce(2))
+
+    assert as_ranks(2, tmp_path, body) == [(2, 4), (2, 4)]
 
 
 def test_two_processes_cannot_be_the_same_rank_but_a_note_of_a_dead_one_is_not_believed(tmp_path: Path) -> None:

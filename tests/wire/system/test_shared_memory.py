@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -128,6 +129,51 @@ def test_a_directory_that_is_being_made_is_not_swept(tmp_path: Path, monkeypatch
     assert made.write([b"abc"]) and SharedDir.sweep(tmp_path) == 0
     made.close()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_directory_that_is_removed_while_its_maker_runs_is_made_again(tmp_path: Path) -> None:
+    """As systemd-logind removes it when the user of a service logs out, with all in /dev/shm that is the user's."""
+    made = SharedDir.create(tmp_path)
+    attached, alive = SharedDir.attach(made.path), SharedDir.life(made.path)
+    shutil.rmtree(made.path)
+    with pytest.raises(BlobMissing, match="is gone"):
+        attached.write([b"abc"])
+    assert alive() and not SharedDir.lives(made.path)
+    made.keep()
+    assert bytes(take(made.path, attached.write([b"abc"]), 3)) == b"abc"
+    shutil.rmtree(made.path)
+    assert bytes(take(made.path, made.write([b"abc"]), 3)) == b"abc", "a file is written without being asked to look"
+    assert SharedDir.lives(made.path) and SharedDir.sweep(tmp_path) == 0 and alive()
+    shutil.rmtree(made.path)
+    assert len(made.write_copies([b"abc"], 2)) == 2 and made.allocate(3).buffer.nbytes == 3
+    made.close()
+    made.keep()
+    assert not list(tmp_path.iterdir()) and not alive()
+    with pytest.raises(BlobMissing, match="is gone"):
+        made.write([b"abc"])
+
+
+def test_a_directory_whose_lock_file_was_cleaned_away_is_that_of_a_living_process(tmp_path: Path) -> None:
+    """Programs that clean a folder of temporary files remove what was not touched for days, and macOS does."""
+    made = SharedDir.create(tmp_path)
+    name = made.write([b"abc"])
+    (made.path / "lock").unlink()
+    os.utime(made.path, (0, 0))
+    assert SharedDir.lives(made.path) and SharedDir.sweep(tmp_path) == 0
+    assert bytes(take(made.path, name, 3)) == b"abc"
+    made.close()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="it takes root to give a folder away")
+def test_a_directory_that_is_another_users_now_is_not_made_ones_own(tmp_path: Path) -> None:
+    made = SharedDir.create(tmp_path)
+    shutil.rmtree(made.path)
+    made.path.mkdir(mode=0o777)
+    os.chown(made.path, 12345, 12345)
+    with pytest.raises(PermissionError, match="is another user's now"):
+        made.keep()
+    made.close()
 
 
 def test_what_was_told_to_the_living_stays_and_what_they_took_is_not_remembered(tmp_path: Path) -> None:
