@@ -177,6 +177,7 @@ def work(options: argparse.Namespace) -> int:
         discoverable=not (options.no_mdns or options.local),
         announce_json=options.json or options.local,
         exit_with_stdin=options.local,
+        parent_pid=os.getppid() if options.local else 0,  # what it has forked may keep stdin open
         log_json=options.log_json,
         verbosity=verbosity(options),
         trace=_trace(),

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+
+from support.processes.worker_process import gone
 
 CODE = """
 import os, sys
@@ -44,3 +48,27 @@ print("good")
 def test_a_forked_process_hears_that_the_mesh_is_its_parents() -> None:
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout.splitlines()[-1:] == ["good"], done.stderr[-3000:]
+
+
+KILLED = """
+import os, time
+import mesh
+m = mesh.Mesh.builder().local(1, engine="cpu").build()
+child = os.fork()
+if not child:
+    time.sleep(1000)
+print(child, *m.on_loop._backend._local._logs, flush=True)
+time.sleep(1000)
+"""
+
+
+async def test_workers_of_a_killed_program_end_though_what_it_forked_goes_on() -> None:
+    """A forked process, as those of a pool are, keeps the pipe open by whose end workers see that of their program."""
+    with subprocess.Popen([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        child, worker = map(int, program.stdout.readline().split())
+        program.kill()
+        try:
+            assert await gone(worker), "the worker of a program that is no more goes on"
+        finally:
+            os.kill(child, signal.SIGKILL)
