@@ -85,7 +85,6 @@ def parser() -> argparse.ArgumentParser:
     root.add_argument(
         "--threads",
         type=int,
-        default=0,
         metavar="N",
         help="threads of the native engine (default: as many as there are cores)",
     )
@@ -233,8 +232,10 @@ def _trace() -> str:
     return os.environ.get("MESH_TRACE", "mesh-trace.json") if os.environ.get("MESH_PROFILE") == "2" else ""
 
 
-def _threads(asked: int) -> int:
-    if not 0 <= asked <= THREADS_MAX:
+def _threads(asked: int | None) -> int:
+    if asked is None:
+        return 0  # as many as there are cores
+    if not 1 <= asked <= THREADS_MAX:
         step = f"Give 1 to {THREADS_MAX}, or leave it out"
         raise ConfigError(f"--threads {asked} is no number of threads", next_step=step)
     return asked

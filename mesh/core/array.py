@@ -11,7 +11,7 @@ lists them in `FUNCTIONS`.  This file does not know how an expression is compute
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias, Union
+from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from wire.ir.dtypes import C64, C128, F32, F64, DType, dtype_of
 from wire.ir.graph import Node, infer
 from wire.ir.types import NO_ATTRS, Attrs, TensorType
 
+from ..util.missing_names import missing_name_error
 from .array_api_device import DLPACK_CPU, MESH, Device, DeviceLike, check_device
 from .expression import Expression, Tensor, computable, made_outside, traced_argument
 from .handle import Handle
@@ -108,6 +109,11 @@ class Array(Typed):
     def __init__(self, tensor: Tensor) -> None:
         """Wrap an expression; for the mesh's own use."""
         self.tensor = tensor
+
+    if not TYPE_CHECKING:  # which would take any name then
+
+        def __getattr__(self, name: str) -> Any:
+            raise missing_name_error("mesh.Array", name)
 
     @property
     def type(self) -> TensorType:  # type: ignore[override]  # read-only here

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,7 @@ from ..tracing.trace import graph_of
 from ..util.annotation_checks import checked
 from ..util.argument_checks import value_text
 from ..util.did_you_mean import names_checked
+from ..util.missing_names import missing_name_error
 from ..util.units import counted
 from .decoder import Text
 
@@ -197,6 +198,11 @@ class Model:
         self.defaults: tuple[InputSpec, ...] = ()  # what is in a file and may be given by name in its place
         self._function = function
         self._graphs: Latest[Hashable, WireGraph] = Latest(GRAPHS_COUNT, GRAPHS_BYTES)
+
+    if not TYPE_CHECKING:  # which would take any name then
+
+        def __getattr__(self, name: str) -> Any:
+            raise missing_name_error("mesh.Model", name)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         """The outputs as lazy Arrays; InputError naming the input that is missing, unknown or does not fit."""

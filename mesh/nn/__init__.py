@@ -6,6 +6,9 @@ before the axes of an image.  docs/nn.md is the guide.
 To add a function: write it in the module of its kind, and its name here.
 """
 
+from typing import TYPE_CHECKING, Any
+
+from ..util.missing_names import missing_name_error
 from . import initialisers
 from .activations import (
     celu,
@@ -120,3 +123,9 @@ __all__ = [
     "softplus",
     "softsign",
 ]
+
+
+if not TYPE_CHECKING:  # which would take any name then
+
+    def __getattr__(name: str) -> Any:
+        raise missing_name_error(__name__, name)

@@ -9,8 +9,10 @@ Layers of transformers are in `transformer.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from functools import wraps
+from inspect import signature
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -23,11 +25,46 @@ from ..numpy import random
 from ..numpy.promotion import floats
 from ..util.annotation_checks import checked
 from ..util.argument_checks import check_function, integer
+from ..util.did_you_mean import names_checked
 from . import activations, convolution, functions, initialisers, normalisation
 from .initialisers import Initialiser
 
 STATIC = {"static": True}
 Ints = int | Sequence[int]
+L = TypeVar("L")
+
+
+def layer(cls: type[L]) -> type[L]:
+    """A class of layers that says how `init` makes one, where it is given sizes as layers of other programs are.
+
+    Arguments that do not fit are an InputError.  A tree of layers may have any leaves, ints too, so an int in place of
+    the first weights is one only when the layer is called.
+    """
+    own = cast(Any, cls)
+    first = fields(own)[0].name
+    what = "an array" if fields(own)[0].type == "Operand" else "a function"
+    wanted = signature(own.init).parameters.values()
+    sizes = ", ".join(each.name for each in wanted if each.default is each.empty)
+    step = f"A layer with first weights is {cls.__name__}.init({sizes})"
+    made, called = names_checked(cls.__init__), own.__call__
+
+    @wraps(cls.__init__)
+    def init(self: L, *args: Any, **named: Any) -> None:
+        try:
+            made(self, *args, **named)
+        except InputError as error:
+            error.next_step = f"{step}. {error.next_step}"
+            raise
+
+    @wraps(called)
+    def call(self: L, *args: Any, **named: Any) -> Any:
+        given = getattr(self, first)
+        if isinstance(given, int):
+            raise InputError(f"{first} of {cls.__name__} is {what}, not {given}", next_step=step)
+        return called(self, *args, **named)
+
+    own.__init__, own.__call__ = init, call
+    return cls
 
 
 def check_parts(layer: Any, *names: str) -> None:
@@ -45,6 +82,7 @@ def _bias(wanted: bool, size: int, dtype: Any) -> Array | None:
     return mnp.zeros((size,), dtype=dtype) if wanted else None
 
 
+@layer
 @dataclass(frozen=True, slots=True)
 class Linear:
     """A linear map, `x @ weight.T + bias`.
@@ -111,6 +149,7 @@ class Linear:
         return functions.linear(x, self.weight, self.bias)
 
 
+@layer
 @dataclass(frozen=True, slots=True)
 class Conv:
     """A convolution over as many axes as its kernel has.
@@ -200,6 +239,7 @@ class Conv:
         return convolution.conv(x, self.weight, self.bias, **options, groups=self.groups)
 
 
+@layer
 @dataclass(frozen=True, slots=True)
 class ConvTranspose:
     """A transposed convolution over as many axes as its kernel has.
@@ -295,6 +335,7 @@ class ConvTranspose:
         return convolution.conv_transpose(x, self.weight, self.bias, **options, **more)
 
 
+@layer
 @dataclass(frozen=True, slots=True)
 class Embedding:
     """A table of rows that are looked up by their numbers.
@@ -360,6 +401,7 @@ class Embedding:
         return functions.embedding(indices, self.table)
 
 
+@layer
 @dataclass(frozen=True, slots=True)
 class LayerNorm:
     """Normalisation of rows to mean 0 and variance 1, with a factor and a shift.
@@ -421,6 +463,7 @@ class LayerNorm:
         return normalisation.layer_norm(x, self.weight, self.bias, eps=self.eps)
 
 
+@layer
 @dataclass(frozen=True, slots=True)
 class RMSNorm:
     """Division of rows by the root of their mean square, with a factor.
@@ -479,6 +522,7 @@ class RMSNorm:
         return normalisation.rms_norm(x, self.weight, eps=self.eps)
 
 
+@layer
 @dataclass(frozen=True, slots=True)
 class GroupNorm:
     """Normalisation of groups of channels of each sample, with a factor and a shift.
@@ -594,6 +638,7 @@ class BatchStatistics:
         return cls(mnp.zeros((channels,), dtype=dtype), mnp.ones((channels,), dtype=dtype))
 
 
+@layer
 @dataclass(frozen=True, slots=True)
 class BatchNorm:
     """Normalisation of each channel over the batch, with a factor and a shift.
@@ -792,6 +837,7 @@ def dropout(x: Operand, rate: float, key: Operand | None) -> Array:
     return mnp.where(kept, array / (1 - rate), 0)
 
 
+@layer
 @dataclass(frozen=True, slots=True)
 class MLP:
     """Two linear layers with an activation between, `down(activation(up(x)))`.
@@ -867,6 +913,7 @@ class MLP:
         return self.down(self.activation(self.up(x)))
 
 
+@layer
 @dataclass(frozen=True, slots=True)
 class GatedMLP:
     """Linear layers with a gate, `down(activation(gate(x)) * up(x))`.

@@ -22,7 +22,7 @@ from ..numpy.promotion import asarray, floats
 from ..util.annotation_checks import checked, truth
 from ..util.argument_checks import integer
 from .attention import both_masks, causal_mask, join_heads, scaled_dot_product_attention, split_heads
-from .layers import MLP, STATIC, GatedMLP, LayerNorm, Linear, RMSNorm, check_parts, dropout
+from .layers import MLP, STATIC, GatedMLP, LayerNorm, Linear, RMSNorm, check_parts, dropout, layer
 
 
 @checked
@@ -170,6 +170,7 @@ class KVCache:
         return KVCache(keys, values, used + key.shape[-2])
 
 
+@layer
 @dataclass(frozen=True, slots=True)
 class Attention:
     """Attention with several heads: bidirectional, causal, or across to a context.
@@ -359,6 +360,7 @@ class Attention:
         return self.output(join_heads(seen.reshape(*front, self.heads, *seen.shape[-2:])))
 
 
+@layer
 @dataclass(frozen=True, slots=True)
 class TransformerBlock:
     """Attention and an MLP, each with a norm and a residual, and perhaps attention to a context between.

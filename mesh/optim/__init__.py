@@ -11,6 +11,9 @@
 Everything can be traced.  To add an optimiser: a pair in `rules.py`, or a chain of those there are in `algorithms.py`.
 """
 
+from typing import TYPE_CHECKING, Any
+
+from ..util.missing_names import missing_name_error
 from .algorithms import adam, adamw, lion, sgd
 from .averages import ema
 from .optimiser import Optimiser, apply_updates, chain, global_norm
@@ -52,3 +55,9 @@ __all__ = [
     "sgd",
     "warmup_cosine",
 ]
+
+
+if not TYPE_CHECKING:  # which would take any name then
+
+    def __getattr__(name: str) -> Any:
+        raise missing_name_error(__name__, name)

@@ -99,7 +99,9 @@ class SimulatedNetwork:
         await asyncio.sleep(there.delay_s + back.delay_s)
         listening = self._listening.get((target, port))
         if listening is None:
-            raise ConnectFailed(f"no node answers at {target}:{port}", next_step="Is mesh-worker running there?")
+            raise ConnectFailed(
+                f"no node answers at {target}:{port}", next_step="Is mesh-coord serve, or mesh-worker, running there?"
+            )
         near, far = _Socket(self, source, target), _Socket(self, target, source)
         near.other, far.other = far, near
         self._sockets[source][near] = self._sockets[target][far] = None

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 from wire.errors import InputError
 
 from .argument_checks import check_function, integer, value_text
+from .did_you_mean import suggestion
 
 F = TypeVar("F", bound=Callable[..., Any])
 Check = Callable[[Any, str], Any]  # of a value and what it is called: the value as the function wants it
@@ -53,6 +54,7 @@ def checked(fn: F) -> F:
     passing = {name: kind.passing for name, kind in kinds.items() if kind is not None and name not in (more, rest)}
     by_place = tuple([passing.get(name) for name in places])
     free = next((at for at, types in enumerate(by_place) if types is not None), len(by_place))
+    named = [parameter.name for parameter in parameters if parameter.name not in ("self", "cls", more, rest)]
     most = len(places) + (1 << 32 if kinds.get(more) is None else 0)  # *args that are not checked may be as many
 
     def taken(name: str, value: Any) -> Any:
@@ -62,9 +64,13 @@ def checked(fn: F) -> F:
     def looked_at(args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         names = [*places, *[more] * (len(args) - len(places))]
         values = [taken(name, value) for name, value in zip(names, args, strict=False)]
-        return fn(
-            *values, **{name: taken(name, value) if name in passing else value for name, value in keywords.items()}
-        )
+        keywords = {name: taken(name, value) if name in passing else value for name, value in keywords.items()}
+        try:
+            return fn(*values, **keywords)
+        except TypeError as error:
+            if _began(error, fn):
+                raise
+            raise TypeError(f"{error}. {suggestion('', named)}") from None
 
     @wraps(fn)
     def call(*args: Any, **keywords: Any) -> Any:
@@ -77,9 +83,24 @@ def checked(fn: F) -> F:
         for name in keywords:
             if name in passing and type(keywords[name]) not in passing[name]:
                 return looked_at(args, keywords)
-        return fn(*args, **keywords)
+        try:
+            return fn(*args, **keywords)
+        except TypeError as error:
+            if _began(error, fn):
+                raise
+            raise TypeError(f"{error}. {suggestion('', named)}") from None
 
     return cast(F, call)
+
+
+def _began(error: TypeError, fn: Callable[..., Any]) -> bool:
+    """Whether a function ran when this was raised, and its arguments fitted."""
+    at = error.__traceback__
+    while at is not None:
+        if at.tb_frame.f_code is getattr(fn, "__code__", None):
+            return True
+        at = at.tb_next
+    return False
 
 
 def truth(value: Any, what: str) -> bool:

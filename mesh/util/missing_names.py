@@ -10,6 +10,11 @@ _RUN = "Write m.run(model, params, x, strategy=mesh.DeviceMap().layer('embed', '
 _GROUP = "Ranks of a script are a group: world = mesh.init(), and then world.{0}"
 _REDUCE = "Write all_reduce(x, 'dp', '{0}') in a function that is given to mesh.shard_map"
 
+_HERE = "The mesh chooses the device: m.run({0}); m.put keeps arrays on the workers"
+_FUNCTION = "It is a function: nn.{0}(x)"
+_LOSS = "It is a function: nn.{0}"
+_CONV = "Write nn.Conv.init(key, inputs, outputs, kernel), whose kernel has a size for each axis"
+
 SUGGESTIONS: dict[str, str] = {
     # the Rust mesh
     "mesh.NodeId": "A worker is named, or given as its Node of mesh.nodes",
@@ -67,6 +72,53 @@ SUGGESTIONS: dict[str, str] = {
     "updates, state = optimizer.update(gradients, state, params)",
     "mesh.optim.Optimiser.zero_grad": "Gradients are values, and begin anew: grad and forward_backward give new ones",
     "mesh.Elastic": "Write trainer.fit(data, min_nodes=2, max_nodes=8, checkpoint='checkpoints/', every=1000)",
+    # PyTorch
+    **dict.fromkeys(["mesh.Tensor", "mesh.tensor", "mesh.array"], "Write mesh.numpy.asarray(values)"),
+    "mesh.device": "Name the device: mesh.to_device(x, 'gpu'), or mesh.gpu(x)",
+    "mesh.no_grad": "Nothing records gradients: mesh.grad(fn) and mesh.value_and_grad(fn) compute them",
+    "mesh.compile": "Write fn = m.compile(fn, *examples) on a mesh m, or mesh.function(fn)",
+    "mesh.jit": "Write fn = m.compile(fn, *examples) on a mesh m, or mesh.function(fn)",
+    "mesh.save": "Write trainer.save(folder), mesh.save_safetensors(arrays, path), or mesh.trace(fn, *args).save(path)",
+    "mesh.nn.Module": "Params are a pytree of layers, and a model is a function of them (docs/nn.md); "
+    "mesh.from_torch takes a module of torch",
+    **dict.fromkeys(
+        ["mesh.nn.Sequential", "mesh.nn.ModuleList"], "Write a list of layers, and a function that calls each of them"
+    ),
+    "mesh.nn.Parameter": "Each array of the params is trained",
+    "mesh.nn.functional": "Its functions are names of mesh.nn itself: nn.relu(x)",
+    **dict.fromkeys(["mesh.nn.Conv1d", "mesh.nn.Conv2d", "mesh.nn.Conv3d"], _CONV),
+    **dict.fromkeys(["mesh.nn.BatchNorm1d", "mesh.nn.BatchNorm2d"], "Write nn.BatchNorm.init(channels)"),
+    "mesh.nn.MultiheadAttention": "Write nn.Attention.init(key, width, heads)",
+    "mesh.nn.MaxPool2d": _FUNCTION.format("max_pool"),
+    "mesh.nn.ReLU": _FUNCTION.format("relu"),
+    "mesh.nn.GELU": _FUNCTION.format("gelu"),
+    "mesh.nn.SiLU": _FUNCTION.format("silu"),
+    "mesh.nn.Sigmoid": _FUNCTION.format("sigmoid"),
+    "mesh.nn.Softmax": _FUNCTION.format("softmax"),
+    "mesh.nn.Tanh": "It is a function: mesh.numpy.tanh(x)",
+    "mesh.nn.Flatten": "Write x.reshape(x.shape[0], -1)",
+    "mesh.nn.CrossEntropyLoss": _LOSS.format("cross_entropy(logits, labels)"),
+    "mesh.nn.MSELoss": _LOSS.format("mse(prediction, target)"),
+    "mesh.nn.L1Loss": _LOSS.format("mae(prediction, target)"),
+    "mesh.nn.BCEWithLogitsLoss": _LOSS.format("binary_cross_entropy(logits, labels)"),
+    "mesh.optim.Adam": "Write optim.adam(1e-3); a trainer, or its update, takes the params",
+    "mesh.optim.AdamW": "Write optim.adamw(1e-3); a trainer, or its update, takes the params",
+    "mesh.optim.SGD": "Write optim.sgd(1e-2, momentum=0.9); a trainer, or its update, takes the params",
+    "mesh.optim.lr_scheduler": "A schedule is given as the rate: optim.adam(optim.warmup_cosine(1e-3, 100, 10_000))",
+    **dict.fromkeys(["mesh.Array.to", "mesh.Array.cuda", "mesh.Array.cpu"], _HERE.format("fn, x")),
+    "mesh.Array.numpy": "Write numpy.asarray(x)",
+    "mesh.Array.detach": "Write mesh.stop_gradient(x)",
+    "mesh.Array.backward": "Write gradients = mesh.grad(loss)(params, x), or mesh.value_and_grad",
+    "mesh.Array.requires_grad": "mesh.grad(fn, argnums=0) says what the derivative is by",
+    "mesh.Array.view": "Write x.reshape(shape)",
+    "mesh.Array.dim": "Write x.ndim",
+    "mesh.Array.permute": "Write x.transpose(axes)",
+    "mesh.Array.unsqueeze": "Write mesh.numpy.expand_dims(x, axis=0)",
+    **dict.fromkeys(["mesh.Model.to", "mesh.Model.cuda"], _HERE.format("model, x")),
+    "mesh.Model.eval": "A model is always as in eval()",
+    "mesh.Model.forward": "Call it: model(x), or m.run(model, x)",
+    "mesh.Model.parameters": "Write model.params",
+    "mesh.Model.state_dict": "Write model.params and model.buffers",
 }
 
 

@@ -210,7 +210,7 @@ async def test_more_nodes_than_the_limit_are_turned_away(mesh: Mesh) -> None:
 async def test_nobody_at_the_port(mesh: Mesh) -> None:
     a, gone = await mesh.node("a"), await mesh.node("gone")
     await gone.close()
-    with pytest.raises(ConnectFailed, match="Is mesh-worker running there"):
+    with pytest.raises(ConnectFailed, match="Is mesh-coord serve, or mesh-worker, running there"):
         await dial(a, gone)
 
 

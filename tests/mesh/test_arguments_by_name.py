@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import mesh
-from mesh import Mesh, errors, tree
+import mesh.numpy as mnp
+from mesh import Mesh, errors, nn, optim, tree
 from mesh.backends.config import MeshConfig
 from mesh.tree import Keywords
 
@@ -129,3 +130,30 @@ def test_one_trace_serves_a_call_however_it_is_written() -> None:
     assert traced.graph == mesh.trace(scaled, x=X, plus=1.0, by=3.0)
     assert traced.in_tree.children[-1].kind is Keywords
     assert tree.structure((X, Keywords(plus=1.0))) != tree.structure((X, {"plus": 1.0})), "a dict may be an argument"
+
+
+@pytest.mark.parametrize(
+    ("said", "call"),
+    [
+        ("sum() got an unexpected keyword argument 'dim'. It takes x, axis, dtype,", lambda: mnp.sum(X, dim=0)),
+        ("'lr'. It takes learning_rate, b1, b2, eps, weight_decay, mask", lambda: optim.adam(lr=1e-3)),
+        ("'outputs'. It takes key, inputs, outputs, bias, initialiser, dtype", lambda: nn.Linear.init(8, 32)),
+        ("positional argument but 3 were given. It takes x, approximate", lambda: nn.gelu(X, "tanh", 1)),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_a_function_of_ours_is_said_with_what_it_takes(said: str, call: Callable[[], Any]) -> None:
+    with pytest.raises(TypeError) as caught:
+        call()
+    assert said in str(caught.value)
+
+
+def test_an_error_of_a_function_that_was_given_is_as_it_was() -> None:
+    def wrong(x: Any) -> Any:
+        return mnp.sum(x) + undefined(x, 1)
+
+    def undefined(x: Any) -> Any:
+        return x
+
+    with pytest.raises(TypeError) as caught:
+        mesh.grad(wrong)(X)  # type: ignore[arg-type]
+    assert str(caught.value).endswith("takes 1 positional argument but 2 were given")

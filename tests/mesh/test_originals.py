@@ -93,6 +93,8 @@ import importlib, json, sys
 import mesh, mesh.optim, numpy
 objects = {"mesh": mesh, "mesh.collectives": mesh.collectives, "mesh.optim.Optimiser": mesh.optim.sgd(0.1)}
 objects["mesh.MeshBuilder"] = mesh.Mesh.builder()
+objects |= {"mesh.nn": mesh.nn, "mesh.optim": mesh.optim, "mesh.Array": mesh.numpy.asarray(1.0)}
+objects["mesh.Model"] = mesh.Model("none", lambda params, inputs: {}, [], [], {})
 with mesh.Mesh.builder().simulate(1).build() as m:
     objects["mesh.HealthMonitor"] = mesh.HealthMonitor(m)
 said = {}
@@ -118,7 +120,7 @@ def test_a_name_that_is_not_here_says_what_to_write() -> None:
 
 
 def test_any_other_name_is_an_attribute_error() -> None:
-    for owner in (mesh, collectives, mesh.optim.sgd(0.1)):
+    for owner in (mesh, collectives, mesh.optim.sgd(0.1), mesh.nn, mesh.optim, mnp.asarray(1.0)):
         with pytest.raises(AttributeError, match=r"has no attribute 'no_such_name'$"):
             owner.no_such_name  # noqa: B018
 

@@ -21,6 +21,7 @@ from worker.cpu.engine import fastest
     ("words", "said"),
     [
         (("--threads", f"{THREADS_MAX + 1}"), "Give 1 to 1024"),
+        (("--threads", "0"), "Give 1 to 1024"),
         (("--device", "\udcff"), "is no name"),
         (("--kernel-dir", "\udcff"), "is not UTF-8. Name another one: --kernel-dir DIR"),
         (("--cache-dir", "\udcff"), "is not UTF-8. Name another one: --kernel-dir DIR"),

@@ -50,7 +50,7 @@ log = steady_logger("graph_mesh.transport")
 __all__ = ["STARTED", "Endpoint", "Handler", "Link"]
 
 PATH = "/graph-mesh/link"
-STARTED = "Is mesh-worker running there?"  # for a program that needs a coordinator, another question
+STARTED = "Is mesh-coord serve, or mesh-worker, running there?"  # for one that needs a coordinator, another question
 STRANGERS_PER_ORIGIN_MAX = 32  # one host may have many workers that come back at once
 STRANGERS_LOGGED_S = 10.0  # from one line about callers that were turned away to the next
 KNOWN_S = 10.0  # from a member's arrival on

@@ -662,6 +662,8 @@ def _instead_of(text: object) -> str:
     """What to write in place of what names no strategy."""
     if isinstance(text, str) and _letters(text) == "modelparallel":
         return "Say which layers are where with a DeviceMap: DeviceMap().layer('embed', 'anna'), or choose 'pipeline'"
+    if isinstance(text, type) and issubclass(text, Strategy):
+        return f"It is a class: {text.__name__}() is a strategy"
     near = difflib.get_close_matches(text, STRATEGIES, n=1) if isinstance(text, str) else []
     meant = f"Did you mean {near[0]!r}? " if near else ""
     return f"{meant}Choose one of {', '.join(map(repr, STRATEGIES))}, or a DeviceMap"

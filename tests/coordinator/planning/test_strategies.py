@@ -17,7 +17,7 @@ from mesh import Auto, DeviceMap, Pipeline, Single
 from wire.errors import InputError, NoSuchDevice, PlacementError
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder, WireGraph
-from wire.policy.strategies import strategy_of, text_of
+from wire.policy.strategies import DataParallel, strategy_of, text_of
 
 NAMES = ["params/embed/w", *(f"params/blocks/{index}/w" for index in range(12)), "params/head/w"]
 RNG = np.random.default_rng(5)
@@ -163,6 +163,8 @@ def test_a_strategy_has_the_name_of_its_class_too() -> None:
         strategy_of("datas")
     with pytest.raises(InputError, match=r"DeviceMap\(\).layer"):
         strategy_of("model_parallel")
+    with pytest.raises(InputError, match=r"It is a class: DataParallel\(\) is a strategy"):
+        strategy_of(DataParallel)
 
 
 @pytest.mark.parametrize(("written", "schedule"), [("GPipe", "gpipe"), ("1F1B", "1f1b"), ("PipeDream", "pipedream")])
