@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 
 from wire import errors
+from wire.system.malloc import share_heap
 from wire.text import printable
 
 from ..util.units import counted
@@ -67,6 +68,7 @@ def run_command(name: str, work: Callable[[], int], interrupted: int = OK) -> in
     Ctrl-C and SIGTERM give `interrupted`, also before an event loop handles them.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    share_heap()  # before there are threads
     open_streams()
     try:
         try:
