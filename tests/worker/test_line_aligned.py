@@ -11,28 +11,31 @@ from numpy.typing import NDArray
 from mesh import trace
 from wire.ir.dtypes import BF16, F16, F32
 from wire.ir.graph import GraphBuilder
+from wire.limits import MIB
 from worker.engine import line_aligned
 from worker.engine.donation import Lent
-from worker.engine.line_aligned import LINE_BYTES, SMALL_BYTES
+from worker.engine.line_aligned import LARGE_BYTES, LINE_BYTES, PAGE_BYTES, SMALL_BYTES
 from worker.native.engine import NativeEngine
 
 WIDTH = 64
 ROWS = SMALL_BYTES // (4 * WIDTH)
 
 
-def test_large_ones_begin_at_a_line_and_small_ones_are_numpys() -> None:
-    for size in range(SMALL_BYTES, SMALL_BYTES + 40):
+def test_large_ones_begin_at_a_line_or_a_page_and_small_ones_are_numpys() -> None:
+    begins = {SMALL_BYTES: LINE_BYTES, LARGE_BYTES - 40: LINE_BYTES, LARGE_BYTES: PAGE_BYTES, 5 * MIB: PAGE_BYTES}
+    for size, multiple in [(first + more, multiple) for first, multiple in begins.items() for more in range(40)]:
         array = line_aligned.empty((size,), np.dtype(np.uint8))
         assert (array.shape, array.dtype) == ((size,), np.uint8)
-        assert array.ctypes.data % LINE_BYTES == 0
+        assert array.ctypes.data % multiple == 0
         assert array.flags.writeable
         assert array.flags.c_contiguous
     assert line_aligned.empty((SMALL_BYTES // 4 - 1,), np.dtype(np.float32)).base is None
     assert line_aligned.empty((3, 0, SMALL_BYTES), np.dtype(np.float16)).shape == (3, 0, SMALL_BYTES)
 
 
-def test_a_part_of_an_array_is_not_all_of_it() -> None:
-    array, plain = line_aligned.empty((ROWS, WIDTH), np.dtype(np.float32)), np.empty((ROWS, WIDTH), np.float32)
+@pytest.mark.parametrize("rows", [ROWS, LARGE_BYTES // (4 * WIDTH) - 1, LARGE_BYTES // (4 * WIDTH)])
+def test_a_part_of_an_array_is_not_all_of_it(rows: int) -> None:
+    array, plain = line_aligned.empty((rows, WIDTH), np.dtype(np.float32)), np.empty((rows, WIDTH), np.float32)
     memory: Any = array.base
     assert line_aligned.is_all_of(array, memory)
     assert line_aligned.is_all_of(array.reshape(-1), memory)
@@ -77,6 +80,12 @@ def test_what_the_native_engine_makes_begins_at_a_line(engine: Any) -> None:
     x = np.ones((ROWS, WIDTH), np.float32)
     results = [twice(engine, x) for _ in range(8)]
     assert [result.ctypes.data % LINE_BYTES for result in results] == [0] * len(results)
+
+
+def test_large_results_begin_at_a_page_so_that_no_load_meets_a_store_of_the_turn_before(engine: Any) -> None:
+    x = np.ones((LARGE_BYTES // (4 * WIDTH), WIDTH), np.float32)
+    results = [twice(engine, x) for _ in range(8)]
+    assert [result.ctypes.data % PAGE_BYTES for result in results] == [0] * len(results)
 
 
 def test_what_the_native_engine_made_is_updated_where_it_is(engine: Any) -> None:

@@ -20,7 +20,7 @@ from wire.ir.types import TensorType
 from ..compiler.memory import assign_slots
 from ..engine import line_aligned
 from .runner import WORDS, Row, Runner
-from .steps import ALIGNED, Region, Step, aligned, regions_of
+from .steps import Region, Step, aligned, regions_of
 from .threads import Program
 from .weights import Layout, Weights
 
@@ -113,10 +113,11 @@ class Sequenced:
         """Give the program its tensors, and the panels of those that are weights; the arrays that it fills, and what
         must live until it has."""
         outputs = [line_aligned.empty(shape, dtype) for shape, dtype in self._made]
-        block = np.empty(self.block_bytes + ALIGNED, np.uint8)
+        multiple = line_aligned.multiple_of(self.block_bytes)
+        block = np.empty(self.block_bytes + multiple, np.uint8)
         first = line_aligned.address(block)
         tensors = [np.asarray(tensor) for tensor in (*inputs, *outputs)]  # numpy gives scalars for tensors without axes
-        addresses = array("q", [*map(weights.address, tensors), first + -first % ALIGNED])
+        addresses = array("q", [*map(weights.address, tensors), first + -first % multiple])
         self._bind(*self._where, addresses.buffer_info()[0])
         panels = [weights.packed(inputs[matrix.read], matrix.layout) for matrix in self._matrices]
         for matrix, packed in zip(self._matrices, panels, strict=True):
