@@ -157,7 +157,9 @@ class Core:
         """The sum of a run, added to those before unless it is the first."""
         v = Vectors(build, getattr(value.type, "count", 1))
         nothing = v.like(value, NOTHING) if self.is_float else v.like(value, 0)
-        before = build.select(v.splat(first), nothing, before)
+        return self._added(build, build.select(v.splat(first), nothing, before), value)
+
+    def _added(self, build: ir.IRBuilder, before: ir.Value, value: ir.Value) -> ir.Value:
         return build.fadd(before, value) if self.is_float else build.add(before, value)
 
     # -- parts ----------------------------------------------------------------------------------------------

@@ -40,6 +40,8 @@ NAMES = {"matmul": "product"}  # of families, for people
 MEASURED = 1024  # rows and columns
 TASKS_MIN, TASKS_EACH = 8, 2  # that a large product is cut into for several threads, and for each of many
 PACKED_SHARE = 0.25  # of the budget, for packed weights where no host says what else needs it
+NON_TEMPORAL_BYTES = 8 << 20  # of a thread's part of a result: about twice what common caches have for a core
+NON_TEMPORAL = frozenset({"map", "row"})  # families that store past the caches
 WATCHED_S = 0.01  # between two looks whether a run is to be stopped
 WATCHED_FLOPS = 1 << 28  # of a program: shorter ones end before a caller could wait for them
 
@@ -119,9 +121,11 @@ class NativeEngine(CpuEngine):
     def _joined(
         self, nodes: Sequence[tuple[Node, int]], types: Mapping[int, TensorType], needed: Sequence[int]
     ) -> _Joined:
+        least = NON_TEMPORAL_BYTES * self._threads.count
+        large = {value for value in needed if types[value].size_bytes >= least}  # others may lie in a region's memory
         steps, kernels = [], []
         for node, index in nodes:
-            kernel = self._kernel(node.attrs["cut"])
+            kernel = self._kernel(node.attrs["cut"], index in large)
             kernels.append(kernel)
             said = kernel.said
             steps.append(
@@ -134,13 +138,13 @@ class NativeEngine(CpuEngine):
         runner = self._threads.runner
         sequenced = Sequenced(steps, types, needed, runner, self._threads.count, in_regions=True)
         apart = partial(Sequenced, steps, types, needed, runner)
-        return _Joined(
-            nodes, sequenced, apart, kernels, self._threads, self._weights, flops >= WATCHED_FLOPS, self._module
-        )
+        return _Joined(nodes, sequenced, apart, kernels, self._threads, self._weights, flops >= WATCHED_FLOPS)
 
-    def _kernel(self, part: Cut) -> _Kernel:
-        known = self._kernels.pop(part.key, None) or self._made(part)
-        self._kernels[part.key] = known
+    def _kernel(self, part: Cut, large: bool) -> _Kernel:
+        non_temporal = large and part.kind in NON_TEMPORAL
+        key = (non_temporal, *part.key)
+        known = self._kernels.pop(key, None) or self._made(part, non_temporal)
+        self._kernels[key] = known
         if len(self._kernels) > KERNELS_MAX:
             self._kernels.popitem(last=False)  # those in use live on with what uses them
         return known
@@ -153,19 +157,22 @@ class NativeEngine(CpuEngine):
         with self._compiling:
             return self._library.runner(clock=True)
 
-    def _module(self, part: Cut) -> ir.Module:
-        frame = Frame.of(part, self._vector_bytes, self._library.processor.has_scalef, self._tasks_min)
+    def _module(self, part: Cut, non_temporal: bool) -> ir.Module:
+        scalef = self._library.processor.has_scalef
+        frame = Frame.of(part, self._vector_bytes, scalef, self._tasks_min, non_temporal)
         return FAMILIES[part.kind](frame).described()
 
-    def _made(self, part: Cut) -> _Kernel:
-        loaded = self._objects.loaded(repr((self._vector_bytes, self._tasks_min, part.key)), lambda: self._module(part))
+    def _made(self, part: Cut, non_temporal: bool) -> _Kernel:
+        module = partial(self._module, part, non_temporal)
+        loaded = self._objects.loaded(repr((self._vector_bytes, self._tasks_min, non_temporal, part.key)), module)
         said = Description.of(loaded)
         cores = [self._library.core(name) for name in said.cores]
         scratch_bytes = said.scratch_bytes + max((core.scratch_bytes for core in cores), default=0)
         words = [core.address for core in cores]
         if said.matrix is not None:
             words += [0, said.matrix.row, said.matrix.column]  # the second is its address, which a run gives
-        return _Kernel(loaded, loaded.address(NAME), tuple(words), said, scratch_bytes, Frame.of(part).graph.flops)
+        flops = Frame.of(part).graph.flops
+        return _Kernel(loaded, loaded.address(NAME), tuple(words), said, scratch_bytes, flops, module)
 
 
 def _product() -> WireGraph:
@@ -191,6 +198,7 @@ class _Kernel:
     said: Description
     scratch_bytes: int
     flops: int
+    module: Callable[[], ir.Module]
 
 
 class _Joined:
@@ -200,10 +208,9 @@ class _Joined:
     def __init__(
         self, nodes: Sequence[tuple[Node, int]], sequenced: Sequenced, apart: Callable[[], Sequenced],
         kernels: Sequence[_Kernel], threads: Threads, weights: Weights, watched: bool,
-        module: Callable[[Cut], ir.Module],
     ) -> None:  # fmt: skip
         self.inputs, self.outputs, self.count = sequenced.inputs, sequenced.outputs, len(kernels)
-        self._nodes, self._module, self._apart = nodes, module, cache(apart)
+        self._nodes, self._apart = nodes, cache(apart)
         self._sequenced, self._kernels, self._threads, self._watched = sequenced, kernels, threads, watched
         self.native_bytes = sum(kernel.loaded.size_bytes for kernel in kernels)
         self._weights = weights
@@ -256,7 +263,7 @@ class _Joined:
     def _row(self, node: Node, index: int, kernel: _Kernel, texts: bool) -> KernelRow:
         part: Cut = node.attrs["cut"]
         read = sum(type_.size_bytes for inner, type_ in zip(part.nodes, part.types, strict=True) if inner.op == "input")
-        text = str(self._module(part)) if texts else ""
+        text = str(kernel.module()) if texts else ""
         return KernelRow(
             NAMES.get(part.kind, part.kind), (index,), read, part.types[-1].size_bytes, kernel.flops, (), text
         )

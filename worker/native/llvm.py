@@ -225,6 +225,11 @@ def keep_order(builder: ir.IRBuilder) -> None:
     builder.asm(ir.FunctionType(VOID, []), "", "~{memory}", [], True)
 
 
+def publish(builder: ir.IRBuilder) -> None:
+    """Other threads see what was stored before this place, by non-temporal stores too, before what is stored after."""
+    builder.fence("seq_cst")
+
+
 def prefetch(builder: ir.IRBuilder, address: ir.Value, write: bool = False, cache: int = 1) -> None:
     """Fetch the line of an element that is to be read or written soon, into the first or the second cache; what is not
     there does no harm."""

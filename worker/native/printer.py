@@ -142,12 +142,15 @@ class Printer:
         known = self._known(expr, "scalar")
         return known if known is not None else self._walk(expr, "scalar")
 
-    def store(self, buffer: int, index: Expr, value: Value) -> None:
-        """Store what `vector` gave at an index."""
+    def store(self, buffer: int, index: Expr, value: Value, non_temporal: bool = False) -> None:
+        """Store what `vector` gave at an index.  A non-temporal store is for a buffer that begins at a cache line, and
+        lanes that begin at multiples of their number; where the index does not, it is a usual one."""
         held = self.buffers[buffer]
         stored = to_stored(self.vectors, value, held.dtype)
         if self._lanes == 1 or stride_of(index, self._along, self._lanes) == 1:
-            self.vectors.store(stored, self._place(held, self.scalar(index)))
+            lines_up = self._lanes > 1 and _in_step(index, self._along, self._lanes)
+            place = self._place(held, self.scalar(index))
+            self.vectors.store(stored, place, non_temporal=non_temporal and lines_up)
             return
         places = self.vector(index)
         for lane in range(self._lanes):

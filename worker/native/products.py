@@ -345,9 +345,16 @@ class _ProductCore(_Packing):
             phi.add_incoming(own, before)
             phi.add_incoming(whole, build.block)
         build.position_at_end(done)
-        for place, value in enumerate(sums):
-            where = build.gep(addresses[place // vectors], [index(place % vectors * tile.lanes)])
-            v.store(self._onto(build, first, v.load(where), value), where)
+        places = [build.gep(address, [index(at * tile.lanes)]) for address in addresses for at in range(vectors)]
+        with build.if_else(first) as (alone, onto):
+            with alone:
+                for place, value in zip(places, sums, strict=True):
+                    v.store(value, place)
+            with onto:
+                # All loads are before the stores: where rows lie whole pages apart, each would wait for the last store.
+                totals = [self._added(build, v.load(place), value) for place, value in zip(places, sums, strict=True)]
+                for place, total in zip(places, totals, strict=True):
+                    v.store(total, place)
         build.ret_void()
         return function
 

@@ -107,10 +107,14 @@ class Vectors:
         """Elements of two vectors, by their places in both together."""
         return self.builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, self.lanes), list(places)))
 
-    def store(self, value: ir.Value, pointer: ir.Value, align: int | None = None) -> None:
+    def store(self, value: ir.Value, pointer: ir.Value, align: int | None = None, non_temporal: bool = False) -> None:
+        """Store `lanes` elements from `pointer` on.  A non-temporal store passes the caches by: its address is a
+        multiple of the vector's bytes."""
         scalar = pointer.type.pointee
         typed = self.builder.bitcast(pointer, self.type_of(scalar).as_pointer())
-        self.builder.store(value, typed, align=align or _bytes(scalar))
+        stored = self.builder.store(value, typed, align=align or _bytes(scalar) * (self.lanes if non_temporal else 1))
+        if non_temporal:
+            stored.set_metadata("nontemporal", self.builder.module.add_metadata([ir.Constant(I32, 1)]))
 
     # -- floats -------------------------------------------------------------------------------------------
 

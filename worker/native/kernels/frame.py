@@ -17,7 +17,7 @@ from wire.ir.graph import WireGraph
 from ...compiler.cut import Cut
 from ...compiler.element_exprs import Anchor, Elements
 from ...compiler.expressions import Builder
-from ..llvm import ADDRESS, I8, I32, I64, STORED, VOID, Loaded, ir, new_module
+from ..llvm import ADDRESS, I8, I32, I64, STORED, VOID, Loaded, ir, new_module, publish
 from ..printer import Buffer, Printer
 from ..weights import Layout
 
@@ -75,13 +75,15 @@ class Frame:
     """A kernel under construction: `graph` is the group alone, with leaves `input`.  Buffers are numbers of nodes.
 
     `scalef` says whether the processor has that instruction, for `Vectors`; `tasks_min` are what a large product is cut
-    into, which changes no bits.
+    into, which changes no bits.  `non_temporal` says that the result is larger than the caches and begins at a cache
+    line: maps and rows then store it past the caches, so that its lines are not read first.
     """
 
     graph: WireGraph
     vector_bytes: int
     scalef: bool = False
     tasks_min: int = 1
+    non_temporal: bool = False
     build: Builder = field(default_factory=Builder)
 
     def __post_init__(self) -> None:
@@ -89,10 +91,12 @@ class Frame:
         self.reads = self.graph.inputs
 
     @classmethod
-    def of(cls, part: Cut, vector_bytes: int = 16, scalef: bool = False, tasks_min: int = 1) -> Frame:
+    def of(
+        cls, part: Cut, vector_bytes: int = 16, scalef: bool = False, tasks_min: int = 1, non_temporal: bool = False
+    ) -> Frame:
         """The frame of a group."""
         graph = WireGraph(part.nodes, (len(part.nodes) - 1,), ("0",), part.types)
-        return cls(graph, vector_bytes, scalef, tasks_min)
+        return cls(graph, vector_bytes, scalef, tasks_min, non_temporal)
 
     def shape(self, node: int) -> tuple[int, ...]:
         return self.graph.types[node].shape
@@ -125,6 +129,12 @@ class Frame:
             pointer = builder.inttoptr(address, STORED[self.dtype(node)].as_pointer())
             buffers[node] = Buffer(pointer, self.dtype(node))
         return builder, Printer(builder, buffers, self.scalef), task, scratch
+
+    def end(self, builder: ir.IRBuilder) -> None:
+        """Return from a kernel that may have stored past the caches."""
+        if self.non_temporal:
+            publish(builder)
+        builder.ret_void()
 
 
 def narrowed(builder: ir.IRBuilder, value: Value) -> Value:

@@ -71,7 +71,7 @@ def lower_map(frame: Frame) -> Kernel:
         printer.bind("outer", narrowed(builder, outer))
         for piece in plane.pieces:
             _compute(frame, printer, piece, (first, stop) if across > 1 else None)
-    builder.ret_void()
+    frame.end(builder)
     return Kernel(builder.module, -(-plane.height // rows) * across)
 
 
@@ -87,7 +87,7 @@ def _compute(frame: Frame, printer: Printer, piece: Piece, columns: tuple[Value,
         for x, width in along(builder, first, stop, steps_of(lanes), piece.width):
             with x as position, printer.scope():
                 printer.bind_lanes(piece.along, narrowed(builder, position), width)
-                printer.store(frame.root, piece.place, printer.vector(piece.value))
+                printer.store(frame.root, piece.place, printer.vector(piece.value), frame.non_temporal)
 
 
 def turned_loads(frame: Frame, plane: Plane) -> list[Expr]:

@@ -194,12 +194,12 @@ class _Row:
                     for columns, width in along(builder, start, end, steps_of(self.lanes), self.columns):
                         with columns as position, printer.scope():
                             printer.bind_lanes("column", narrowed(builder, position), width)
-                            printer.store(frame.root, self.place, printer.vector(value))
+                            printer.store(frame.root, self.place, printer.vector(value), frame.non_temporal)
                             if len(sweeps) == 1 and width == self.lanes:
                                 self._fetch(printer, ahead, row, position)
             else:
                 printer.store(frame.root, self.place, printer.scalar(self.value))
-        builder.ret_void()
+        frame.end(builder)
         tasks = -(-self.rows // rows)
         outer = build.var("outer", self.rows)
         even = self.rows % rows == 0 and in_order(frame, frame.root, self.place, outer)
