@@ -21,6 +21,7 @@ from wire.ir.types import TensorType
 
 from ..compiler.cut import Cut
 from ..cpu.engine import NO_KEY, CpuEngine, CpuExecutable, Fusion, fastest, rows_of, trivial_graph
+from ..engine import line_aligned
 from ..engine.kernel_rows import KernelRow, KernelRows, Key, Span, Spans
 from ..engine.protocol import Measured, Stopped, never
 from .kernels import FAMILIES
@@ -52,8 +53,10 @@ class NativeEngine(CpuEngine):
     def __init__(
         self, memory_bytes: int | None = None, threads: int = 1, folder: Path | None = None,
         vector_bytes: int | None = None, processor: Processor | None = None,
+        non_temporal_bytes: int = NON_TEMPORAL_BYTES,
     ) -> None:  # fmt: skip
         """Compiled kernels are kept in `folder`.  They are for `processor`: this one, unless a test has another.
+        Results of at least `non_temporal_bytes` for each thread are stored past the caches, if they begin at a line.
         ConfigError where no machine code can be made or run."""
         why = missing()
         if why:
@@ -67,6 +70,7 @@ class NativeEngine(CpuEngine):
         self._objects = Objects(folder, processor=processor)
         self._library = Library(self._objects)
         self._vector_bytes = vector_bytes or self._library.processor.vector_bytes
+        self._non_temporal_bytes = max(non_temporal_bytes * threads, line_aligned.SMALL_BYTES)
         self._tasks_min = 1 if threads == 1 else max(TASKS_MIN, 1 << (TASKS_EACH * threads - 1).bit_length())
         self._threads = Threads(self._library.runner(), threads, self._runner_with_clock)
         self._weights = Weights(self._library, self._run_alone, int(self.info.memory_bytes * PACKED_SHARE))
@@ -121,8 +125,8 @@ class NativeEngine(CpuEngine):
     def _joined(
         self, nodes: Sequence[tuple[Node, int]], types: Mapping[int, TensorType], needed: Sequence[int]
     ) -> _Joined:
-        least = NON_TEMPORAL_BYTES * self._threads.count
-        large = {value for value in needed if types[value].size_bytes >= least}  # others may lie in a region's memory
+        # Others may lie in a region's memory, which is the caches'.
+        large = {value for value in needed if types[value].size_bytes >= self._non_temporal_bytes}
         steps, kernels = [], []
         for node, index in nodes:
             kernel = self._kernel(node.attrs["cut"], index in large)

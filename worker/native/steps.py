@@ -17,11 +17,11 @@ import numpy as np
 from wire.ir.types import TensorType
 
 from ..compiler.memory import assign_slots
-from ..engine.line_aligned import multiple_of
 
 if TYPE_CHECKING:
     from .weights import Layout
 
+ALIGNED = 64
 CACHE_BYTES = 1 << 20  # about a core's second cache: slices fit into it, and what fits as a whole needs no region
 STEPS_MAX = 64  # of a region
 PER_THREAD = 4  # slices from which on it matters little that some threads compute one more
@@ -129,5 +129,4 @@ class _Planner:
 
 
 def aligned(size: int) -> int:
-    """The bytes that a value takes among others, each of which begins where `line_aligned` has an array begin."""
-    return size + -size % multiple_of(size)
+    return size + -size % ALIGNED

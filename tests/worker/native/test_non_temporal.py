@@ -12,9 +12,7 @@ import pytest
 import mesh.numpy as mnp
 from mesh import nn, trace
 from wire.ir.graph import WireGraph
-from worker.engine.line_aligned import SMALL_BYTES
-from worker.native import engine as native
-from worker.native.engine import NativeEngine
+from worker.native.engine import NON_TEMPORAL_BYTES, NativeEngine
 
 MARK = "!nontemporal"
 LINED_UP = {  # their vectors of 64 bytes begin at multiples of that; the others are stored as usual
@@ -55,19 +53,18 @@ def computed(engine: NativeEngine, graph: WireGraph, x: Any) -> bytes:
 @pytest.mark.parametrize("vector_bytes", [16, 32, 64])
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("name", CASES)
-def test_the_bits_are_those_of_usual_stores(
-    name: str, threads: int, vector_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_bits_are_those_of_usual_stores(name: str, threads: int, vector_bytes: int) -> None:
     function, shape, dtype = CASES[name]
     x = drawn(shape, dtype)
     graph = trace(function, x)
-    engine = NativeEngine(threads=threads, vector_bytes=vector_bytes)
-    usual = computed(engine, graph, x)
-    monkeypatch.setattr(native, "NON_TEMPORAL_BYTES", SMALL_BYTES // threads)
-    assert computed(engine, graph, x) == usual
+    usual = NativeEngine(threads=threads, vector_bytes=vector_bytes)
+    past = NativeEngine(threads=threads, vector_bytes=vector_bytes, non_temporal_bytes=0)
+    assert computed(past, graph, x) == computed(usual, graph, x)
+    assert not any(MARK in text for text in texts(usual, function, x))
     if vector_bytes == 64:
-        assert any(MARK in text for text in texts(engine, function, x)) == (name in LINED_UP)
-    engine.close()
+        assert any(MARK in text for text in texts(past, function, x)) == (name in LINED_UP)
+    usual.close()
+    past.close()
 
 
 def texts(engine: NativeEngine, function: Callable[..., Any], *arrays: Any) -> list[str]:
@@ -77,7 +74,7 @@ def texts(engine: NativeEngine, function: Callable[..., Any], *arrays: Any) -> l
 @pytest.mark.parametrize("threads", [1, 2])
 def test_results_are_stored_so_that_are_larger_than_what_the_threads_caches_hold(threads: int) -> None:
     engine = NativeEngine(threads=threads)
-    elements = native.NON_TEMPORAL_BYTES // 4 * threads
+    elements = NON_TEMPORAL_BYTES // 4 * threads
     small, large = (np.zeros((count, 4), np.float32) for count in (elements // 4 - 1, elements // 4))
     assert [MARK in text for text in texts(engine, lambda x: x + 1, small)] == [False]
     for function in (lambda x: x + 1, lambda x: nn.softmax(x.reshape(-1, 256), -1)):
@@ -89,7 +86,7 @@ def test_results_are_stored_so_that_are_larger_than_what_the_threads_caches_hold
 
 def test_what_is_read_next_by_the_same_program_is_not() -> None:
     engine = NativeEngine()
-    large = np.zeros((native.NON_TEMPORAL_BYTES // 4096, 1024), np.float32)
+    large = np.zeros((NON_TEMPORAL_BYTES // 4096, 1024), np.float32)
     weights = np.zeros((1024, 8), np.float32)
     stored = texts(engine, lambda x, w: nn.softmax(x, -1) @ w, large, weights)
     assert len(stored) == 2
