@@ -22,7 +22,7 @@ from wire.ir.dtypes import C64, C128, F32, F64, DType, dtype_of
 from wire.ir.graph import Node, infer
 from wire.ir.types import NO_ATTRS, Attrs, TensorType
 
-from ..util.missing_names import missing_name_error
+from ..util.missing_names import IMPORT, missing_name_error
 from .array_api_device import DLPACK_CPU, MESH, Device, DeviceLike, check_device
 from .expression import Expression, Tensor, computable, made_outside, traced_argument
 from .handle import Handle
@@ -109,6 +109,14 @@ class Array(Typed):
     def __init__(self, tensor: Tensor) -> None:
         """Wrap an expression; for the mesh's own use."""
         self.tensor = tensor
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), keywords: Any = None) -> Any:
+        """Say what to write for a function of torch, which calls this for an array among its tensors."""
+        raise InputError(
+            f"{getattr(function, '__name__', 'a function')} of torch takes tensors, and was given an array of mesh",
+            next_step=f"Use the function of that name in mesh.numpy or mesh.nn, and numpy arrays for tensors. {IMPORT}",
+        )
 
     if not TYPE_CHECKING:  # which would take any name then
 

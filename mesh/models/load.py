@@ -14,8 +14,11 @@ from typing import Any
 
 from wire.errors import ConfigError, InputError
 
+from ..util.missing_names import IMPORT
 from .model import Model
 from .store import located, path_of, whole_model
+
+PICKLES = (".pt", ".pth", ".ckpt", ".bin", ".pkl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +113,11 @@ def load(source: Any, dims: Mapping[str, int] | None = None, *, follow_links: bo
             return model.sized(dims) if dims else model
     what = f"{source}" if isinstance(source, Path) else f"an object of class {type(source).__name__}"
     known = ", ".join(form.what for form in FORMATS)
-    raise InputError(f"{what} is of no format that can be loaded", next_step=f"Known: {known}")
+    if isinstance(source, Path) and source.suffix in PICKLES:
+        step = f"Save its tensors as safetensors, beside the config.json. {IMPORT}"
+        raise InputError(f"{source} is a pickle, which can run code, and is not loaded", next_step=step)
+    more = f". {IMPORT}" if hasattr(source, "state_dict") else ""
+    raise InputError(f"{what} is of no format that can be loaded", next_step=f"Known: {known}{more}")
 
 
 def _importer(form: Format) -> Any:

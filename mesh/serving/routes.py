@@ -70,6 +70,10 @@ SHAPES: tuple[tuple[str, Shape], ...] = (("/v1/messages", anthropic_shape), ("/a
 
 
 OTHER = "other"  # the route of a path that has none
+MEANT: tuple[Callable[[str], str], ...] = (  # what a path may be that has no route, most often by a wrong base URL
+    lambda path: path.rstrip("/"), lambda path: f"/v1{path}", lambda path: path.removeprefix("/v1"),
+)  # fmt: skip
+BASES = "a base URL ends in /v1 for OpenAI's clients, and without it for others"
 
 
 def route_of(routes: Sequence[Route], path: str) -> str:
@@ -93,4 +97,6 @@ def found(routes: Sequence[Route], method: str, path: str) -> tuple[Route, Mappi
             methods.append(route.method)
     if methods:
         raise ApiError(405, f"{path} takes {' and '.join(methods)}, not {method}", code="wrong_method")
-    raise ApiError(404, f"there is nothing at {method} {path}", code="unknown_url")
+    near = next((each for each in (meant(path) for meant in MEANT) if route_of(routes, each) != OTHER), "")
+    where = f"; it is at {near} ({BASES})" if near else ""
+    raise ApiError(404, f"there is nothing at {method} {path}{where}", code="unknown_url")

@@ -39,8 +39,10 @@ from ..numpy.manipulation import to_shape
 from ..numpy.promotion import as_numpy, asarray, is_array_like, is_python_scalar, to_dtype
 from ..tree import PyTree, Tree
 from ..util.argument_checks import value_text
+from ..util.missing_names import IMPORT
 from .capture_checks import check_kept, warn_of_constants, watching_chance
 
+CLOSED_OVER = "Close over it (functools.partial), or mark the dataclass field with metadata={'static': True}"
 OUTPUT = "output"  # the name of a result that is a single array
 SETTLED_MAX = 4  # arguments that one function remembers, and with them their handles
 
@@ -495,7 +497,7 @@ def leaf_type(name: str, leaf: Any) -> TensorType:
         return TensorType(array.shape, _known_dtype(name, array.dtype))
     raise InputError(
         f"the argument {name!r} is {_kind_of(leaf)}, not an array",
-        next_step="Close over it (functools.partial), or mark the dataclass field with metadata={'static': True}",
+        next_step=IMPORT if hasattr(leaf, "state_dict") else CLOSED_OVER,
     )
 
 

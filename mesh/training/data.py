@@ -191,7 +191,10 @@ def data_of(data: Any, batch_size: int, shuffle: bool, seed: int, drop_last: boo
         )
     if isinstance(data, Iterable):
         return BatchData(data)
-    raise InputError(f"{type(data).__name__} is no data", next_step="Pass arrays, or something to iterate of batches")
+    raise InputError(
+        f"{type(data).__name__} is no data",
+        next_step="Pass arrays, or something to iterate of batches, such as a DataLoader",
+    )
 
 
 def _is_rows(leaf: object) -> bool:

@@ -14,6 +14,7 @@ from wire.errors import InputError
 from wire.policy.strategies import Split, Strategy, text_of
 
 from ..optim import Optimiser
+from ..util.argument_checks import value_text
 
 PRECISIONS = {"f32": None, "f16": "float16", "bf16": "bfloat16"}  # the dtype of computations; None is the params' own
 SCALE_FIRST, SCALE_MAX = 2.0**16, 2.0**24
@@ -86,7 +87,7 @@ class Recipe:
             hasattr(self.optimiser, name) for name in ("init", "update")
         ):
             raise InputError(
-                f"{self.optimiser!r} is no optimiser", next_step="Choose one of mesh.optim: optim.adam(1e-3)"
+                f"{value_text(self.optimiser)} is no optimiser", next_step="Choose one of mesh.optim: optim.adam(1e-3)"
             )
         if self.clip is not None and not (isinstance(self.clip, (int, float, np.number)) and self.clip > 0):
             raise InputError(f"clip bounds the norm of gradients by a number above 0, not {self.clip!r}")

@@ -27,6 +27,7 @@ from ..optim import Optimiser, adam
 from ..util.annotation_checks import truth
 from ..util.argument_checks import integer, items, value_text
 from ..util.did_you_mean import names_checked
+from ..util.missing_names import TRAIN
 from ..util.units import counted
 from .backward import Gradients, stepped
 from .checkpoint import Checkpoints, filled
@@ -544,20 +545,36 @@ def _check_counts(least: int, **counts: int) -> None:
             raise InputError(f"{name} is an int of at least {least}, not {count!r}")
 
 
+def _param(path: str, leaf: Any) -> np.ndarray[Any, Any]:
+    """A leaf of the params as an array; InputError for what is none, such as a module of torch, or its parameters."""
+    what = f"param {path!r} is" if path else "the params are"
+    try:
+        array = np.asarray(leaf)
+    except (TypeError, ValueError, RuntimeError) as error:  # one of torch that requires a gradient, or is on a device
+        kind = f"a {type(leaf).__name__} that does not become a numpy array"
+        raise InputError(f"{what} {kind}", cause=str(error), next_step=f"Detach it, or: {TRAIN}") from error
+    if array.dtype == object:
+        raise InputError(f"{what} a {type(leaf).__name__}, not an array", next_step=f"Give a pytree of arrays. {TRAIN}")
+    return array
+
+
 def initial_state(recipe: Recipe, params: Any) -> dict[str, Any]:
     """The first state without ranks, as arrays of this process; InputError if there is nothing that can be trained."""
     named = tree.flatten_with_paths(params)[0]
     if not named:
-        raise InputError(f"there is nothing to train in {value_text(params)}", next_step="Give a pytree of arrays")
+        raise InputError(
+            f"there is nothing to train in {value_text(params)}", next_step=f"Give a pytree of arrays. {TRAIN}"
+        )
     for path, leaf in named:
-        if np.asarray(leaf).dtype.kind not in "fcV":  # V: bf16
+        dtype = _param(path, leaf).dtype
+        if dtype.kind not in "fcV":  # V: bf16
             raise InputError(
-                f"param {path!r} is {np.asarray(leaf).dtype}: only floats can be trained",
+                f"param {path!r} is {dtype}: only floats can be trained",
                 next_step="Convert it with astype('float32'), or let the loss have it without being a param",
             )
-        if np.asarray(leaf).dtype.kind == "c" and (recipe.shards or recipe.compression or recipe.narrow):
+        if dtype.kind == "c" and (recipe.shards or recipe.compression or recipe.narrow):
             raise InputError(
-                f"param {path!r} is {np.asarray(leaf).dtype}: complex gradients are neither narrowed, nor compressed, "
+                f"param {path!r} is {dtype}: complex gradients are neither narrowed, nor compressed, "
                 "nor exchanged by shards",
                 next_step="Leave out precision, compression and deterministic, or train both parts as floats",
             )

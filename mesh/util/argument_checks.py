@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -110,5 +111,5 @@ def value_text(value: Any) -> str:
     """A value in a message."""
     if isinstance(value, int) and value.bit_length() > 256:
         return f"an integer of {value.bit_length()} bits"  # Python writes no digits of very large ones
-    text = repr(value)
+    text = re.sub(r"\s*\n\s*", " ", repr(value))  # an error is one line
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -6,6 +6,8 @@ one row, which docs/originals.md then has to have, too.
 
 from __future__ import annotations
 
+IMPORT = "A module of torch is imported: model = mesh.from_torch(module.eval(), x)"
+TRAIN = f"{IMPORT}; then the params are model.params"
 _RUN = "Write m.run(model, params, x, strategy=mesh.DeviceMap().layer('embed', 'anna')) on a mesh m"
 _GROUP = "Ranks of a script are a group: world = mesh.init(), and then world.{0}"
 _REDUCE = "Write all_reduce(x, 'dp', '{0}') in a function that is given to mesh.shard_map"
@@ -128,4 +130,4 @@ def missing_name_error(owner: str, name: str) -> AttributeError:
     return AttributeError(f"{owner} has no attribute {name!r}" + (f". {suggestion}" if suggestion else ""))
 
 
-__all__ = ["SUGGESTIONS", "missing_name_error"]
+__all__ = ["IMPORT", "SUGGESTIONS", "TRAIN", "missing_name_error"]

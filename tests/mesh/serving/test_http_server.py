@@ -74,6 +74,11 @@ def error_of(reply: Reply) -> dict[str, Any]:
     ("method", "path", "body", "headers", "status", "why"),
     [
         ("GET", "/nothing", None, {}, 404, "there is nothing at GET /nothing"),
+        ("POST", "/chat/completions", b"{}", {}, 404, "at POST /chat/completions; it is at /v1/chat/completions"),
+        ("GET", "/models", None, {}, 404, "at GET /models; it is at /v1/models"),
+        ("POST", "/v1/v1/messages", b"{}", {}, 404, "at POST /v1/v1/messages; it is at /v1/messages"),
+        ("POST", "/v1/api/chat", b"{}", {}, 404, "at POST /v1/api/chat; it is at /api/chat"),
+        ("GET", "/v1/models/", None, {}, 404, "at GET /v1/models/; it is at /v1/models"),
         ("DELETE", "/v1/models", None, {}, 405, "takes GET, not DELETE"),
         ("GET", "/v1/chat/completions", None, {}, 405, "takes POST, not GET"),
         ("POST", "/v1/chat/completions", b"{", {}, 400, "the body is not valid JSON"),
