@@ -13,6 +13,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -175,7 +176,7 @@ class HttpServer:
                     return await self._streamed(request, _late(answering, route.stream_failed))
             reply = await answering
         except BaseException:
-            answering.cancel()
+            _unwanted(answering)
             raise
         if isinstance(reply, JsonReply):
             data = await asyncio.to_thread(to_json, reply.data)  # thousands of embeddings take a while
@@ -318,14 +319,16 @@ def _late(answering: asyncio.Future[Reply], failed: Callable[[ApiError], bytes])
             async for frame in late:
                 yield frame
 
-    def close() -> None:
-        answering.cancel()
-        if not answering.cancelled() and answering.done() and answering.exception() is None:
-            reply = answering.result()
-            if isinstance(reply, StreamReply):
-                reply.close()
+    return StreamReply(EVENT_STREAM, frames(), failed, partial(_unwanted, answering))
 
-    return StreamReply(EVENT_STREAM, frames(), failed, close)
+
+def _unwanted(answering: asyncio.Future[Reply]) -> None:
+    """Nobody wants an answer any more, which may be there already: a client may hang up in the very moment."""
+    answering.cancel()
+    if not answering.cancelled() and answering.done() and answering.exception() is None:
+        reply = answering.result()
+        if isinstance(reply, StreamReply):
+            reply.close()
 
 
 def _whole(data: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:

@@ -433,3 +433,28 @@ async def test_a_client_that_is_no_http_and_does_not_hang_up_is_left() -> None:
 
         with pytest.raises(ConnectionError):
             await asyncio.wait_for(send_on(), SOON_S)
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_a_client_that_hangs_up_as_its_stream_is_about_to_begin_keeps_no_place(streams: bool) -> None:
+    """The answer is there, and nobody has it yet: what it holds, such as a place among those that are answered, was
+    given back to nobody."""
+    closed = asyncio.Event()
+
+    async def frames() -> AsyncIterator[bytes]:
+        yield b""
+
+    async def answer(call: Call) -> StreamReply:
+        (connection,) = server._server.connections
+        asyncio.get_running_loop().call_soon(connection.connection_lost, None)
+        return StreamReply(EVENT_STREAM, frames(), failed_frame, closed.set)
+
+    route = Route("POST", "/soon", answer, stream_failed=failed_frame)
+    server = HttpServer(Served(), Listening(), (*ROUTES, route))
+    port = await server.start()
+    try:
+        _, writer = await begun(port, "/soon", json.dumps({"stream": streams}).encode())
+        assert await asyncio.wait_for(closed.wait(), SOON_S)
+        writer.close()
+    finally:
+        await server.close()
