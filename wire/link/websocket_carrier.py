@@ -39,6 +39,7 @@ from .address_policy import ANYWHERE, LOOPBACK_ONLY, AddressPolicy, is_address, 
 from .endpoint import Carrier
 from .endpoint import Endpoint as AnyEndpoint
 from .link import Handler, Link
+from .name_lookup import NameLookup
 from .user_handshake import hung_up, prove_as_acceptor, prove_as_dialer
 from .websocket_buffers import BinaryWebSocket
 
@@ -117,6 +118,7 @@ class WebSockets:
         self._closed = False
         self._unlinked: OrderedDict[Any, asyncio.TimerHandle] = OrderedDict()
         self._accept: Callable[[_Socket], Awaitable[None]] | None = None
+        self._names = NameLookup()
 
     async def listen(
         self, host: str, port: int, last_port: int, accept: Callable[[_Socket], Awaitable[None]]
@@ -124,7 +126,7 @@ class WebSockets:
         """Listen on the first free port; tries every one from `port` to `last_port`."""
         from aiohttp import web  # here, as in what answers: a node that only dials needs no server half
 
-        address = (await _addresses(host, self.allowed, "listen on"))[0]
+        address = (await self._addresses(host, "listen on"))[0]
         self._accept = accept
         await self._know_secret()
         self._web = web.Server(self._serve, access_log=None, logger=_http_log, auto_decompress=False, lingering_time=0)
@@ -206,7 +208,22 @@ class WebSockets:
 
     async def resolve(self, host: str) -> Sequence[str]:
         """Resolve a host to the addresses that may be dialled."""
-        return await _addresses(host, self.allowed, "dial")
+        return await self._addresses(host, "dial")
+
+    async def _addresses(self, host: str, what: str) -> list[str]:
+        """The addresses that `host` means; ConfigError if there is none, or one that is not allowed."""
+        name = host.strip("[]")
+        if name == "localhost":
+            return ["127.0.0.1"]
+        if is_address(name):
+            return [self.allowed.check(name, what)]
+        try:
+            addresses = await self._names.addresses(host)
+        except (OSError, UnicodeError) as error:  # UnicodeError: no resolver could be asked for it
+            raise ConfigError(f"{host!r} is not the name of any address", cause=str(error)) from None
+        if len(self.allowed.among(addresses)) < len(addresses):
+            self.allowed.check(host, what)
+        return addresses
 
     async def connect(self, address: str, port: int) -> _Socket:
         """Connect to an address."""
@@ -531,20 +548,3 @@ def _reason(error: Exception) -> str:
     """What the system said, without aiohttp's own words around it."""
     cause = getattr(error, "os_error", error)
     return str(getattr(cause, "strerror", None) or cause)
-
-
-async def _addresses(host: str, allowed: AddressPolicy, what: str) -> list[str]:
-    """The addresses that `host` means; ConfigError if there is none, or one that is not allowed."""
-    name = host.strip("[]")
-    if name == "localhost":
-        return ["127.0.0.1"]
-    if is_address(name):
-        return [allowed.check(name, what)]
-    try:
-        infos = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:  # UnicodeError: no resolver could be asked for it
-        raise ConfigError(f"{host!r} is not the name of any address", cause=str(error)) from None
-    addresses = list(dict.fromkeys(str(info[4][0]) for info in infos))
-    if len(allowed.among(addresses)) < len(addresses):
-        allowed.check(host, what)
-    return addresses
