@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -163,6 +164,21 @@ def test_a_directory_whose_lock_file_was_cleaned_away_is_that_of_a_living_proces
     assert bytes(take(made.path, name, 3)) == b"abc"
     made.close()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(shutil.which("systemd-tmpfiles") is None, reason="it runs systemd's cleaner of temporary files")
+def test_systemd_leaves_what_is_in_the_directory_of_a_living_process(tmp_path: Path) -> None:
+    (folder := tmp_path / "cleaned").mkdir()
+    living, dead = SharedDir.create(folder), SharedDir.create(folder)
+    for made in (living, dead):
+        (made.path / "node.key").touch()
+    for lock in dead._locks:
+        os.close(lock)
+    (tmp_path / "conf").write_text(f"q {folder} 0700 - - 0\n")
+    subprocess.run(["systemd-tmpfiles", "--clean", str(tmp_path / "conf")], check=True)
+    assert sorted(path.name for path in living.path.iterdir()) == ["lock", "node.key"] and not dead.path.exists()
+    dead._locks.clear()
+    living.close()
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="it takes root to give a folder away")
