@@ -30,7 +30,7 @@ from .. import tree
 from ..backends.config import MeshConfig
 from ..core.argument_room import ArgumentRoom, bytes_of, copied
 from ..core.backend import Backend, Started, Stateful, Work, ends_with_this_program
-from ..core.call_arguments import merge_arguments
+from ..core.call_arguments import check_examples, merge_arguments
 from ..core.handle import Handle
 from ..core.node import Node
 from ..functions.call_options import HERE, CallOptions, checked_options, forced
@@ -465,6 +465,7 @@ class AsyncMesh:
         InputError
             If `fn` cannot be called or traced with these arguments.
         """
+        check_examples(fn, examples, named)
         force = forced(force, use_cached_if_exists)
         function = self.function(fn, self.options(strategy, mode, copies, name, cache, build_dir, force))
         function.form_for(merge_arguments(fn, examples, named, OWN_OF_COMPILE))

@@ -30,7 +30,7 @@ from wire.system.outcome import call_when_done
 from ..backends.config import MeshConfig
 from ..core.argument_room import ArgumentRoom, bytes_of, copied
 from ..core.backend import Feeds, Running, Started, Work
-from ..core.call_arguments import merge_arguments
+from ..core.call_arguments import check_examples, merge_arguments
 from ..core.loop_thread import LoopElsewhere, LoopThread
 from ..core.node import Node
 from ..core.realise import Installed, reset_evaluator, set_evaluator
@@ -402,6 +402,7 @@ class Mesh:
         ...     double(np.arange(3.0))
         array([0., 2., 4.])
         """
+        check_examples(fn, examples, named)
         force = forced(force, use_cached_if_exists)
         options = self._async.options(strategy, mode, copies, name, cache, build_dir, force)
         function = self._async.function(fn, options)

@@ -82,6 +82,17 @@ def positional(fn: Function, args: tuple[Any, ...], keywords: Mapping[str, Any])
     return (*args, *filled)
 
 
+def check_examples(fn: Any, examples: Sequence[Any], named: Mapping[str, Any]) -> None:
+    """Raise InputError, which says what to give, if a function that is compiled takes arguments and none are given."""
+    if examples or named or not callable(fn):
+        return
+    try:
+        check_call(fn, (), {})
+    except InputError as error:
+        error.next_step = f"Give arguments like those of the calls: m.compile(fn, x). {error.next_step}"
+        raise
+
+
 def check_call(fn: Function, args: Sequence[Any], keywords: Mapping[str, Any]) -> None:
     """Raise InputError if `fn` cannot be called with this number of arguments, or with these names."""
     try:

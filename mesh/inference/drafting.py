@@ -256,6 +256,11 @@ class _Text:
 
 def check_draft(model: Model, draft: Model) -> None:
     """Check that one model can draft for the other: both go on with texts, of the same tokens; InputError if not."""
+    if draft.text is None:
+        raise InputError(
+            f"{draft.name or 'the drafter'} does not generate text, and so cannot be a drafter",
+            next_step="Choose a smaller model of the same family",
+        )
     sizes = [table_of(each.weights, text_of(each).decoder)[1] for each in (model, draft)]
     names = [each.name or what for each, what in ((model, "the model"), (draft, "the drafter"))]
     if sizes[0] != sizes[1]:

@@ -102,6 +102,7 @@ WRONG: list[tuple[str, Callable[[Mesh], Any]]] = [
     ("'plis' of scaled has no place among its arguments. Did you mean 'plus'?", lambda m: m.submit(scaled, X, plis=1)),
     ("'x' of scaled is missing", lambda m: m.run(scaled)),
     ("'x' of scaled is missing", lambda m: m.compile(scaled, plus=1.0)),
+    ("'x' of scaled is missing. Give arguments like those of the calls: m.compile(fn, x)", lambda m: m.compile(scaled)),
     ("'x' of scaled is given twice", lambda m: m.plan(scaled, X, x=X)),
     ("too many positional arguments", lambda m: mesh.trace(scaled, X, X, X)),
     ("'x' of total is missing", lambda m: mesh.grad(total)()),

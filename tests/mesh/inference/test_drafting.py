@@ -272,7 +272,7 @@ def test_who_cannot_draft_is_told_at_the_start(model: mesh.Model, tmp_path: Path
     other = mesh.load(gpt2_folder(tmp_path / "other", vocabulary=100, layers=1))
     with pytest.raises(InputError, match=r"it has 100 tokens, and .* has 256\. Choose a smaller model of the same fam"):
         check_draft(model, other)
-    with pytest.raises(InputError, match="does not generate text"):
+    with pytest.raises(InputError, match=r"does not generate text, and so cannot be a drafter"):
         check_draft(model, golden_model("bert"))
     source = gpt2_folder(tmp_path / "source", layers=1)
     folders = [with_bytes(source, tmp_path / name) for name in ("one", "two")]
