@@ -11,7 +11,6 @@ import signal
 from typing import Any
 
 import numpy as np
-from sklearn.datasets import load_digits
 
 import mesh
 import mesh.numpy as mnp
@@ -57,6 +56,11 @@ class Killing(training.Callback):
 
 
 def main() -> float:
+    try:
+        from sklearn.datasets import load_digits
+    except ModuleNotFoundError:
+        print("This example needs scikit-learn, which is not installed: pip install scikit-learn")
+        raise SystemExit(0) from None
     images, labels = load_digits(return_X_y=True)
     x, y = (images / 16).astype(np.float32), labels.astype(np.int32)
     new = np.arange(len(x)) % TESTED == 0

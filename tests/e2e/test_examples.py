@@ -43,6 +43,16 @@ def test_it_says_which_package_is_missing(
     assert f"pip install 'graph-mesh[{PACKAGES[name]}]'" in capsys.readouterr().out
 
 
+def test_digits_says_that_its_data_are_missing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(SystemExit) as left:
+        example("digits")["main"]()
+    assert left.value.code == 0
+    assert "pip install scikit-learn" in capsys.readouterr().out
+
+
 def test_every_example_is_run() -> None:
     there = {path.stem for path in EXAMPLES.glob("*.py")}
     assert there == {*HERE, *ELSEWHERE}
