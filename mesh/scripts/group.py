@@ -19,6 +19,7 @@ from functools import partialmethod
 from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar
+from weakref import finalize
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -150,6 +151,7 @@ class Group:
         self._channels.begin(1, self._stopped)
         self._runtime = Runtime(self._channels, self.ranks, self.rank)
         self.barrier()  # from here on all have opened what they read: a rank may end
+        finalize(self, self._group_channels.remove).atexit = False  # a script may split in a loop, and close no group
 
     def __repr__(self) -> str:
         return f"Group(rank {self.rank} of {self.size}, ranks {list(self.ranks)} of the world)"

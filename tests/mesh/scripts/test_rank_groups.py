@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import socket
 import threading
@@ -417,6 +418,27 @@ def test_ranks_go_on_where_somebody_removed_their_shared_memory(tmp_path: Path) 
         return total, int(both.all_reduce(2))
 
     assert as_ranks(2, tmp_path, body) == [(2, 4), (2, 4)]
+
+
+def test_groups_that_nobody_has_any_more_leave_no_ring_buffers(tmp_path: Path) -> None:
+    def files(world: Group) -> int:
+        gc.collect()
+        world.barrier()
+        found = len([*tmp_path.glob("graph-mesh-*/*")])
+        world.barrier()
+        return found
+
+    def body(world: Group) -> bool:
+        before = files(world)
+        for _ in range(3):
+            half = world.split(0)
+            assert half is not None
+            half.barrier()
+        del half
+        world.barrier()
+        return files(world) == before
+
+    assert as_ranks(2, tmp_path, body) == [True, True]
 
 
 def test_two_processes_cannot_be_the_same_rank_but_a_note_of_a_dead_one_is_not_believed(tmp_path: Path) -> None:
