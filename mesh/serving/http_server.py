@@ -146,7 +146,10 @@ class HttpServer:
             if request.method == "OPTIONS":
                 return _whole(b"", 204, {**PREFLIGHT, **self._cors(request)})
             return await self._answered(request, shape)
-        except Exception as error:
+        except (asyncio.CancelledError, GeneratorExit, SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as fault:  # a panic of a library, as on a text that its tokenizer has met nowhere
+            error = fault if isinstance(fault, Exception) else RuntimeError(repr(fault))
             return self._failed(request, error, shape)
 
     def _check(self, request: web.BaseRequest) -> None:

@@ -458,3 +458,22 @@ async def test_a_client_that_hangs_up_as_its_stream_is_about_to_begin_keeps_no_p
         writer.close()
     finally:
         await server.close()
+
+
+class Panic(BaseException):
+    """As libraries in Rust raise it."""
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_a_panic_of_a_library_is_an_error_of_its_request(streams: bool, caplog: pytest.LogCaptureFixture) -> None:
+    def tokens() -> None:
+        raise Panic("index out of bounds")
+
+    async def answer(call: Call) -> StreamReply:
+        await asyncio.to_thread(tokens)
+        raise AssertionError
+
+    async with serving(Listening(), Route("POST", "/panics", answer, stream_failed=failed_frame)) as port:
+        reply = await ask(port, "POST", "/panics", json.dumps({"stream": streams}).encode())
+        assert reply[0] == 500 and error_of(reply)["type"] == "server_error" and "Panic" in caplog.text
+        assert (await ask(port, "GET", "/health"))[0] == 200
