@@ -322,8 +322,8 @@ class Remote:
 
     def _running(self, opening: Opening | None, steps: int = 0, token: str = "") -> RemoteSession:
         session = RemoteSession(
-            self._open, self._ask, self._exchange, self._offered, _named, self._tell, self._sessions.discard,
-            opening, steps, token,
+            self._open, self._open_to_end, self._ask, self._exchange, self._offered, _named, self._tell,
+            self._sessions.discard, opening, steps, token,
         )  # fmt: skip
         self._sessions.add(session)
         return session
@@ -524,7 +524,7 @@ class Remote:
             deadline_s = loop.time() + return_s
             for wait_s in itertools.chain(RETURN_WAITS_S, itertools.repeat(RETURN_WAITS_S[-1])):
                 try:
-                    self._link = await self._dial()
+                    self._link, self._gone = await self._dial(), None
                     return self._link
                 except MeshError as error:
                     if not error.retry or loop.time() + wait_s > deadline_s:
@@ -537,6 +537,13 @@ class Remote:
                 await asyncio.sleep(wait_s)
                 self._check_farewell()
         raise AssertionError("the waits never end")
+
+    async def _open_to_end(self) -> Link:
+        """The link, for what is to be ended.  A coordinator that was dialled in vain is not waited for once more with
+        each of them: what its clients do not ask for any more, it ends itself."""
+        if self._gone is not None and not self.live():
+            raise self._gone.copy()
+        return await self._open()
 
     def _check_farewell(self) -> None:
         if self._farewell:

@@ -71,7 +71,8 @@ class _Request:
 
 
 class RemoteSession:
-    """A `Running` (mesh/core/backend.py) over a link, which `link` dials again if it broke.
+    """A `Running` (mesh/core/backend.py) over a link, which `link` dials again if it broke, and `link_to_end` once more
+    where nobody did in vain.
 
     `ask` asks over it until there is an answer, `offered` holds what the coordinator may fetch, `named` makes values
     for messages, `tell` sends a message if the link stands, and `ended` is called at the end.  Without `opening` it was
@@ -80,6 +81,7 @@ class RemoteSession:
     def __init__(
         self,
         link: Open,
+        link_to_end: Open,
         ask: AskFunction,
         exchange: BlobExchange,
         offered: dict[str, dict[bytes, NDArray[Any]]],
@@ -90,7 +92,7 @@ class RemoteSession:
         steps: int = 0,
         token: str = "",
     ) -> None:
-        self._dial = link
+        self._dial, self._dial_to_end = link, link_to_end
         self._ask_over = ask
         self._exchange = exchange
         self._offered = offered
@@ -146,7 +148,7 @@ class RemoteSession:
         lost, self._over = self._over, Cancelled("the session is closed")
         try:
             if lost is None or (self._last_link is not None and not self._last_link.closed):
-                await self._ask(CloseSession(await self._opened), Done)
+                await self._ask_over(CloseSession(await self._opened), Done, self._dial_to_end)
         except MeshError:  # it never was, or is over already
             return
         finally:

@@ -6,6 +6,7 @@ Steps in flight are neither lost nor done twice: losses and state have the bits 
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from typing import Any
 
@@ -111,6 +112,29 @@ def run(scenario: Any) -> None:
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 30))])
 def test_a_session_goes_on_where_the_link_of_its_client_broke(seed: int) -> None:
     run(broken(seed, MOMENTS if seed > 1 else MOMENTS_BRIEFLY))
+
+
+def test_sessions_are_closed_one_after_another_though_their_coordinator_is_gone() -> None:
+    """As the models of a server are: each waited for the coordinator to return."""
+
+    async def scenario() -> None:
+        loop, times = asyncio.get_running_loop(), DEFAULT_TIMEOUTS
+        async with Daemon(0, workers=1) as daemon:
+            x = np.float32(1)
+            sessions = [await daemon.mesh.session(lambda s, x: (s + x, s), x, x, copies="none") for _ in range(4)]
+            assert [float(await session.step(x)) for session in sessions] == [1.0] * 4
+            break_link(daemon.cluster, math.inf)
+            await asyncio.sleep(1.0)
+            began_s = loop.time()
+            for session in sessions[:3]:
+                await session.close()
+            assert loop.time() - began_s < 1.5 * times.coordinator_return_s
+            daemon.cluster.network.heal(CLIENT)
+            assert float(await sessions[3].step(x)) == 2.0, "what goes on is dialled for again"
+            await sessions[3].close()
+            await asyncio.sleep(times.keep_sessions_s)
+
+    run(scenario())
 
 
 def large(state: Any, x: Any) -> Any:
