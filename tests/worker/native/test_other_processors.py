@@ -22,7 +22,7 @@ from mesh import nn, optim
 from wire.ir.arithmetic import BY_LIBRARIES, by_libraries
 from wire.ir.graph import WireGraph
 from worker.cpu.engine import ordered
-from worker.native.engine import NativeEngine
+from worker.native.engine import NON_TEMPORAL_BYTES, NativeEngine
 from worker.native.llvm import this_processor
 
 pytestmark = [needs_emulator, pytest.mark.skipif(not this_processor().has_fma, reason="the native engine needs fma")]
@@ -92,6 +92,16 @@ def test_products_that_leave_zeros_out(engines: Mapping[str, NativeEngine]) -> N
         lambda x, y, z: (x @ y, x[:, ::-1] @ z, x @ z), *(x.astype(np.float32) for x in (a, b, not_finite))
     )
     check_everywhere(engines, graph, [x.astype(np.float32) for x in (a, b, not_finite)])
+
+
+@pytest.mark.long
+def test_results_larger_than_the_caches(engines: Mapping[str, NativeEngine]) -> None:
+    """They are stored past these, by rows and by elements."""
+    x = np.random.default_rng(7).standard_normal((NON_TEMPORAL_BYTES // 4096, 1024)).astype(np.float32)
+    graph = mesh.trace(lambda x: (x - x.sum(-1, keepdims=True), x[:, ::-1] * 2), x)
+    texts = [row.text for row in NativeEngine().explain(NativeEngine().compile(graph), texts=True).rows]
+    assert ["!nontemporal" in text for text in texts] == [True, True]
+    check_everywhere(engines, graph, [x])
 
 
 @pytest.mark.long
