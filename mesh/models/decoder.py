@@ -106,6 +106,16 @@ class TextMetadata:
 
 
 @dataclass(frozen=True, slots=True)
+class EncoderMetadata:
+    """What the file of an encoder tells: of its texts, how the embedding of one is made of those of its tokens ("mean",
+    "first", another way by its name, "" where nothing says it), and how many tokens it reads."""
+
+    text: TextMetadata
+    pooling: str
+    positions_max: int
+
+
+@dataclass(frozen=True, slots=True)
 class Text:
     """A model's side of text: its decoder, the folder with its tokenizer, and the tokens that end what it says.
 

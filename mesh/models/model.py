@@ -41,7 +41,7 @@ from ..util.argument_checks import value_text
 from ..util.did_you_mean import names_checked
 from ..util.missing_names import missing_name_error
 from ..util.units import counted
-from .decoder import Text
+from .decoder import EncoderMetadata, Text
 
 Value = Array | NDArray[Any]
 Arrays = dict[str, NDArray[Any]]
@@ -193,6 +193,7 @@ class Model:
         self.buffers = buffers if buffers is not None else {}
         self.tied = tied if tied is not None else {}
         self.text = text
+        self.encoder: EncoderMetadata | None = None  # of a file that tells how its texts are embedded
         self.hint = hint
         self.matrices = matrices if matrices is not None else {}
         self.defaults: tuple[InputSpec, ...] = ()  # what is in a file and may be given by name in its place

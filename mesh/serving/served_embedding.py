@@ -25,6 +25,7 @@ from ..core.array import Array
 from ..inference.server import AsyncInferenceServer
 from ..inference.settings import Options
 from ..inference.tokenizer import Tokenizer
+from ..models.decoder import EncoderMetadata
 from ..models.model import Model
 from ..util.json_file import read_json, read_object
 from .admission import Admission
@@ -38,6 +39,7 @@ LENGTHS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)  # padded lengths;
 HIDDEN = "last_hidden_state"
 TEXTS_MAX = 2048  # of one request
 NAME = "encoder"
+Embedding = tuple[Tokenizer, tuple[bool, bool], int]  # whether by the mean, whether normalised; the most tokens
 
 
 class ServedEmbedding:
@@ -157,7 +159,7 @@ async def serve_embedding(
     InputError for a damaged tokenizer, Unsupported for another pooling.
     """
     tokenizer, (mean, normalised), tokens_max = await asyncio.to_thread(
-        lambda: (Tokenizer(folder), _pooling(folder), _tokens_max(folder, facts.positions_max))
+        lambda: _of_file(model.encoder) if model.encoder is not None else _of_folder(folder, facts.positions_max)
     )
     server, encoder = AsyncInferenceServer(mesh), _encoder(model, mean, normalised)
     weights_bytes = sum(weight.nbytes for weight in model.weights.values())
@@ -196,6 +198,18 @@ def _encoder(model: Model, mean: bool, normalised: bool) -> Any:
         return pooled / mnp.maximum(mnp.sqrt(mnp.sum(pooled * pooled, axis=1, keepdims=True)), 1e-12)
 
     return encode
+
+
+def _of_folder(folder: Path, positions_max: int | None) -> Embedding:
+    return Tokenizer(folder), _pooling(folder), _tokens_max(folder, positions_max)
+
+
+def _of_file(told: EncoderMetadata) -> Embedding:
+    """A file that tells no pooling has the mean, as a folder has; embeddings are normalised."""
+    file = told.text.file
+    if told.pooling not in ("", "mean", "first"):
+        raise Unsupported(f"{file} pools by {told.pooling}", next_step="Known: mean of the tokens, first token")
+    return Tokenizer(file.parent, told.text), (told.pooling != "first", True), min(LENGTHS[-1], told.positions_max)
 
 
 def _pooling(folder: Path) -> tuple[bool, bool]:

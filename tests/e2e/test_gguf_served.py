@@ -1,4 +1,4 @@
-"""A GGUF file and nothing else, served: its own tokenizer and chat template answer OpenAI's client."""
+"""A GGUF file and nothing else, served: its own tokenizer, chat template and pooling answer OpenAI's client."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
+from support.cases.gguf_encoders import small_folder, write_encoder
 from support.cases.gguf_files import write_model
 from support.cases.gguf_tokenizers import CHAT, WORDS, byte_level, template, written
 from support.processes.commands import Daemon, environment, run
 from support.processes.model_servers import model_server, openai_client
 
 import mesh
+from mesh.importers.minilm import model_folder
+from mesh.inference.tokenizer import Tokenizer
 from mesh.serving.chat_template import load_chat_template
 
 HOW: Any = {"messages": CHAT, "max_completion_tokens": 12, "temperature": 0}
@@ -75,3 +79,35 @@ def test_a_file_whose_tokenizer_is_not_known_is_refused_at_the_start(tmp_path: P
     )  # fmt: skip
     assert found.returncode == 1
     assert "has the pre-tokenizer 'poro-chat'. Put the tokenizer.json" in found.stderr
+
+
+def test_an_encoder_embeds_by_the_tokens_and_the_pooling_of_the_file(tmp_path: Path) -> None:
+    folder = small_folder(tmp_path / "bert", model_folder())
+    for name, pooling in (("mean", 1), ("first", 2)):
+        write_encoder(tmp_path / f"{name}.gguf", folder, bert__pooling_type=pooling)
+    texts = ["Hello, world", "An unaffable word, and a longer text of some more words"]
+    model, tokenizer = mesh.load(folder), Tokenizer(folder)
+    wanted: dict[str, list[Any]] = {"mean": [], "first": []}
+    for text in texts:
+        ids = np.array([tokenizer.ids(text)], np.int32)
+        outputs: Any = model({"input_ids": ids, "attention_mask": np.ones_like(ids)})
+        hidden = np.asarray(outputs["last_hidden_state"] if isinstance(outputs, dict) else outputs)[0]
+        for name, row in (("mean", hidden.mean(axis=0)), ("first", hidden[0])):
+            wanted[name].append(row / np.linalg.norm(row))
+    (tmp_path / "server").mkdir()
+    files = [str(tmp_path / f"{name}.gguf") for name in wanted]
+    with model_server(tmp_path / "server", *files) as server, openai_client(server) as client:
+        assert sorted(each.id for each in client.models.list()) == ["first", "mean"]
+        for name, rows in wanted.items():
+            found = client.embeddings.create(model=name, input=texts)
+            np.testing.assert_allclose([each.embedding for each in found.data], rows, rtol=0, atol=1e-5)
+
+
+def test_an_encoder_of_another_pooling_is_refused_at_the_start(tmp_path: Path) -> None:
+    write_encoder(tmp_path / "own.gguf", small_folder(tmp_path / "bert", model_folder()), bert__pooling_type=4)
+    found = run(
+        "coord", "serve-model", str(tmp_path / "own.gguf"), "--port", "0", "--local", "1", "--engine", "cpu",
+        env=environment(tmp_path),
+    )  # fmt: skip
+    assert found.returncode == 1
+    assert "pools by rank. Known: mean of the tokens, first token" in found.stderr

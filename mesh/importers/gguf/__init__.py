@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 
 from wire.errors import InputError, Unsupported
 
-from ...models.decoder import TextMetadata
+from ...models.decoder import EncoderMetadata, TextMetadata
 from ...models.model import Model
-from ..huggingface import made
+from ..huggingface import KINDS, made
 from ..huggingface.decoders import kind_with
 from ..huggingface.weights import Arrays
 from .blocks import packed, plain
 from .file import File, Tensor, read
-from .names import ARCHITECTURES, BLOCK, SETTINGS, TOP, UNREAD, Architecture, Experts
+from .names import ARCHITECTURES, ENCODER, POOLING, UNREAD, Architecture, Experts
 from .tokenizer import end_tokens, special_tokens, templates, tokenizer_json
 
 MANY_LAYERS = {
@@ -55,13 +55,19 @@ def load(path: Path) -> Model:
         )
     experts = row.experts if file.metadata.get(f"{name}.expert_count") else None
     settings = _settings(file, str(name), row, experts)
-    kind = kind_with(settings["model_type"], **({"norm": "rms_wide"} if row.shifted else {}))
+    kind = (
+        kind_with(settings["model_type"], **({"norm": "rms_wide"} if row.shifted else {}))
+        if row.decodes
+        else KINDS[settings["model_type"]]
+    )
     weights = _weights(file, row, experts, settings)
     title = file.metadata.get("general.name")
     model = made(kind, settings, weights, path, path.parent, title if isinstance(title, str) else path.stem, mixed=True)
+    metadata = TextMetadata(path, str(name), partial(_tokenizer, path), partial(_template, path))
     if model.text is not None:
-        metadata = TextMetadata(path, str(name), partial(_tokenizer, path), partial(_template, path))
         model.text = replace(model.text, metadata=metadata)
+    else:
+        model.encoder = EncoderMetadata(metadata, _pooling(file, str(name)), settings["max_position_embeddings"])
     return model
 
 
@@ -82,9 +88,10 @@ def _template(path: Path) -> tuple[dict[str, str], dict[str, str]]:
 
 def _settings(file: File, name: str, row: Architecture, experts: Experts | None) -> dict[str, Any]:
     """A config.json of the metadata."""
-    keys = {**SETTINGS, **row.settings, **(experts.settings if experts else {})}
+    keys = {**row.keys, **(experts.settings if experts else {})}
     own = {key.removeprefix(f"{name}."): value for key, value in file.metadata.items() if key.startswith(f"{name}.")}
-    strange = sorted(own.keys() - keys.keys() - set(UNREAD) - {"expert_count"})
+    beside = (*UNREAD, "expert_count") if row.decodes else ENCODER
+    strange = sorted(own.keys() - keys.keys() - set(beside))
     if strange:
         listed = ", ".join(f"{name}.{key} = {own[key]!r:.60}" for key in strange[:4])
         raise Unsupported(
@@ -102,14 +109,40 @@ def _settings(file: File, name: str, row: Architecture, experts: Experts | None)
         if key in settings and (type(settings[key]) is not int or settings[key] < 1):
             raise InputError(f"{file.path}: {key} is a positive integer, got {settings[key]!r:.60}")
         if key not in settings and key not in ("num_key_value_heads", "head_dim"):
-            raise InputError(f"{file.path} does not tell {name}.{_key_of(key)}")
+            raise InputError(f"{file.path} does not tell {name}.{_key_of(key, row)}")
+    settings["vocab_size"] = _rows(file, "token_embd.weight")
+    settings["dtype"] = "float32"  # whatever the weights are
+    return settings | (_of_decoder(file, own, settings) if row.decodes else _of_encoder(file, name, own))
+
+
+def _of_encoder(file: File, name: str, own: dict[str, Any]) -> dict[str, Any]:
+    """The settings that follow from others and from the tensors."""
+    if own.get("attention.causal", False) is not False:
+        raise Unsupported(f"{file.path}: {name}.attention.causal is {own['attention.causal']!r:.60}, in an encoder")
+    if "context_length" not in own:
+        raise InputError(f"{file.path} does not tell {name}.context_length")
+    if own["context_length"] != (rows := _rows(file, "position_embd.weight")):
+        raise InputError(
+            f"{file.path}: {name}.context_length is {own['context_length']!r:.60}, and there are {rows} positions"
+        )
+    return {"type_vocab_size": _rows(file, "token_types.weight")}
+
+
+def _pooling(file: File, name: str) -> str:
+    """How the embedding of a text is made of those of its tokens; "" where the file does not say."""
+    kind = file.metadata.get(f"{name}.pooling_type", 0)
+    if kind == 0:
+        return ""
+    known = POOLING.get(kind) if type(kind) is int else None
+    return known or f"pooling_type {kind!r:.60}"
+
+
+def _of_decoder(file: File, own: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings that follow from others and from the tensors."""
     settings.setdefault("num_key_value_heads", settings["num_attention_heads"])
     size = settings.setdefault("head_dim", settings["hidden_size"] // settings["num_attention_heads"])
-    table = _tensor(file, "token_embd.weight")
-    settings["vocab_size"] = table.shape[0] if table.shape else 0
     settings["tie_word_embeddings"] = "output.weight" not in file.tensors
     settings["eos_token_id"] = end_tokens(file)
-    settings["dtype"] = "float32"  # whatever the weights are
     if settings["model_type"] == "llama":
         settings["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
     if settings["model_type"] in MANY_LAYERS:
@@ -153,8 +186,8 @@ def _factors(file: File, name: str) -> list[float]:
     return [float(value) for value in plain(tensor.block, tensor.shape, tensor.data).reshape(-1)]
 
 
-def _key_of(setting: str) -> str:
-    return next(key for key, other in SETTINGS.items() if other == setting)
+def _key_of(setting: str, row: Architecture) -> str:
+    return next(key for key, other in row.keys.items() if other == setting)
 
 
 # -- tensors
@@ -169,15 +202,14 @@ def _weights(file: File, row: Architecture, experts: Experts | None, settings: d
             continue
         number, part, kind = _apart(name)
         if experts is not None and part in experts.parts:
-            _add_experts(weights, f"model.layers.{number}.{experts.expert}.{experts.parts[part]}.{kind}", tensor, file)
+            _add_experts(weights, f"{row.layers}.{number}.{experts.expert}.{experts.parts[part]}.{kind}", tensor, file)
             continue
-        table = {**BLOCK, **({"ffn_gate_inp": experts.router} if experts else {}), **row.block} if number else TOP
+        table = {**row.names, **({"ffn_gate_inp": experts.router} if experts else {})} if number else row.top
         if part not in table:
             strange.append(name)
             continue
-        _add(
-            weights, f"model.layers.{number}.{table[part]}.{kind}" if number else f"{table[part]}.{kind}", tensor, file
-        )
+        before = f"{row.layers}.{number}." if number else ""
+        _add(weights, f"{before}{table[part]}.{kind}", tensor, file)
     if strange:
         raise Unsupported(
             f"{file.path} has tensors that a model of its architecture does not have ({len(strange)}): "
@@ -239,7 +271,9 @@ def _in_halves(array: NDArray[Any], heads: int, kind: str) -> NDArray[Any]:
     return turned
 
 
-def _tensor(file: File, name: str) -> Tensor:
+def _rows(file: File, name: str) -> int:
+    """The rows of a table."""
     if name not in file.tensors:
         raise InputError(f"{file.path} has no tensor {name!r}", next_step="Is it a whole model? Download it again")
-    return file.tensors[name]
+    shape = file.tensors[name].shape
+    return shape[0] if shape else 0

@@ -1,6 +1,6 @@
 """The architectures of GGUF files, a row each: what their metadata and the names of their tensors are in config.json.
 
-To add one: a row of ARCHITECTURES, with the model type whose decoder it is.
+To add one: a row of ARCHITECTURES, with the model type whose decoder or encoder it is.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class Architecture:
     """A model type, and that of its mixtures of experts; what its layers and settings have beside the common ones.
 
     `turned` queries and keys lie in pairs that are neighbours, where ours are half a head apart.  `known` are settings
-    that are the same in all its files.  `shifted` norms have 1 in their factors, which ours add.
+    that are the same in all its files.  `shifted` norms have 1 in their factors, which ours add.  What does not decode,
+    an encoder, has nothing in common with decoders: all its names are in `block`, `top` and `settings`.
     """
 
     model_type: str
@@ -72,6 +73,19 @@ class Architecture:
     shifted: bool = False
     mixture: str = ""
     experts: Experts | None = None
+    decodes: bool = True
+    top: Mapping[str, str] = field(default_factory=lambda: TOP)
+    layers: str = "model.layers"
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """What the parts of a layer are called."""
+        return {**BLOCK, **self.block} if self.decodes else self.block
+
+    @property
+    def keys(self) -> Mapping[str, str]:
+        """What the settings are called."""
+        return {**SETTINGS, **self.settings} if self.decodes else self.settings
 
 
 QWEN_EXPERTS = Experts(
@@ -90,7 +104,37 @@ GEMMA_BLOCK = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+BERT_BLOCK = {
+    "attn_q": "attention.self.query",
+    "attn_k": "attention.self.key",
+    "attn_v": "attention.self.value",
+    "attn_output": "attention.output.dense",
+    "attn_output_norm": "attention.output.LayerNorm",
+    "ffn_up": "intermediate.dense",
+    "ffn_down": "output.dense",
+    "layer_output_norm": "output.LayerNorm",
+}
+BERT_TOP = {
+    "token_embd": "embeddings.word_embeddings",
+    "token_types": "embeddings.token_type_embeddings",
+    "position_embd": "embeddings.position_embeddings",
+    "token_embd_norm": "embeddings.LayerNorm",
+}
+BERT_SETTINGS = {
+    "attention.head_count": "num_attention_heads",
+    "attention.layer_norm_epsilon": "layer_norm_eps",
+    "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "vocab_size": "vocab_size",
+}
+POOLING = {1: "mean", 2: "first", 3: "last", 4: "rank"}  # what pooling_type says; 0 that a text has no embedding
+ENCODER = ("attention.causal", "pooling_type")  # what encoders tell beside their settings
 ARCHITECTURES: dict[str, Architecture] = {
+    "bert": Architecture(
+        "bert", BERT_BLOCK, BERT_SETTINGS, {"hidden_act": "gelu"}, decodes=False, top=BERT_TOP, layers="encoder.layer"
+    ),
     "gemma": Architecture("gemma", shifted=True),
     "gemma2": Architecture("gemma2", GEMMA_BLOCK, {**WINDOW, **CAPS}, shifted=True),
     "gemma3": Architecture("gemma3_text", GEMMA_BLOCK, {**WINDOW, **CAPS}, shifted=True),

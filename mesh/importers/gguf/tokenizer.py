@@ -1,8 +1,9 @@
 """The tokenizer in the metadata of a GGUF file, as the tokenizer.json of the library `tokenizers`.
 
-Two kinds are known.  "gpt2" merges bytes by a list of merges, in pieces that a pattern splits (`pre_tokenizers.py`).
+Three kinds are known.  "gpt2" merges bytes by a list of merges, in pieces that a pattern splits (`pre_tokenizers.py`).
 "llama" merges characters by the scores of tokens, as SentencePiece does, and writes bytes for characters that are no
-token.  What is not known is refused by name: other tokens than a model was trained on give nonsense and no error.
+token.  "bert" splits words into the longest pieces that are tokens.  What is not known is refused by name: other tokens
+than a model was trained on give nonsense and no error.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 TYPES = range(BYTE + 1)  # 0 is said to be undefined, and is as normal
 TOKEN_CHARACTERS_MAX = 1024  # of those whose merges are looked for
 SPACE = "\u2581"  # what SentencePiece writes for a space
+WITHIN, WORD_CHARACTERS_MAX = "##", 100  # before a piece within a word, and of a word: a longer one is unknown
 SPECIAL = {  # by the name that templates have for it
     "bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "sep_token": "seperator", "pad_token": "padding",
     "cls_token": "cls", "mask_token": "mask",
@@ -157,7 +159,57 @@ def _characters_merged(file: File, words: _Vocabulary) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _word_pieces(file: File, words: _Vocabulary) -> dict[str, Any]:
+    """A tokenizer of the longest pieces of words (Wu et al., 2016).
+
+    Where its vocabulary had ## before a piece within a word, the file has nothing, and SPACE before other pieces.  It
+    does not say whether texts are written in lower case first: they are if no token has a capital.
+    """
+    unknown, first, last = (
+        next((number for kind in kinds if (number := _number(file, kind, len(words.tokens))) is not None), None)
+        for kinds in (("unknown",), ("cls", "bos"), ("seperator", "eos"))
+    )
+    if unknown is None or first is None or last is None:
+        lacks = [f"{kind}_token_id" for kind, number in
+                 (("unknown", unknown), ("cls", first), ("seperator", last)) if number is None]  # fmt: skip
+        raise InputError(f"{file.path} does not tell tokenizer.ggml.{lacks[0]}", next_step=BESIDE)
+    pieces = [_piece(token, kind) for token, kind in zip(words.tokens, words.types, strict=True)]
+    numbers = {piece: number for number, piece in enumerate(pieces)}
+    if len(numbers) < len(pieces):
+        twice = next(piece for piece, count in Counter(pieces).items() if count > 1)
+        raise InputError(f"{file.path} has the piece {twice!r:.60} twice", next_step=BESIDE)
+    ordinary = [piece for piece, kind in zip(pieces, words.types, strict=True) if kind in (0, NORMAL)]
+    lower = all(piece == piece.lower() for piece in ordinary)
+    ends = {place: words.tokens[number] for place, number in (("first", first), ("last", last))}
+    frame = [{"SpecialToken": {"id": ends["first"], "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}},
+             {"SpecialToken": {"id": ends["last"], "type_id": 0}}]  # fmt: skip
+    pair = [*frame, {"Sequence": {"id": "B", "type_id": 1}}, {"SpecialToken": {"id": ends["last"], "type_id": 1}}]
+    named = {token: {"id": token, "ids": [numbers[token]], "tokens": [token]} for token in ends.values()}
+    return {
+        "added_tokens": _added(words),
+        "normalizer": {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True,
+                       "strip_accents": None, "lowercase": lower},
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": {
+            "type": "TemplateProcessing", "single": frame, "pair": pair, "special_tokens": named
+        },
+        "decoder": {"type": "WordPiece", "prefix": WITHIN, "cleanup": True},
+        "model": {
+            "type": "WordPiece", "unk_token": words.tokens[unknown], "continuing_subword_prefix": WITHIN,
+            "max_input_chars_per_word": WORD_CHARACTERS_MAX, "vocab": numbers,
+        },
+    }  # fmt: skip
+
+
+def _piece(token: str, kind: int) -> str:
+    """A token as its vocabulary had it.  Older converters leave what stands in brackets as it is."""
+    if kind not in (0, NORMAL) or (token.startswith("[") and token.endswith("]") and len(token) > 2):
+        return token
+    return token[len(SPACE) :] if token.startswith(SPACE) else WITHIN + token
+
+
 _KINDS: Mapping[str, Callable[[File, _Vocabulary], dict[str, Any]]] = {
+    "bert": _word_pieces,
     "gpt2": _bytes_merged,
     "llama": _characters_merged,
 }

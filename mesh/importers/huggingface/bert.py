@@ -11,6 +11,7 @@ from ... import numpy as mnp
 from ...core.array import Array
 from ...models.model import Value
 from ...nn.attention import join_heads, scaled_dot_product_attention, split_heads
+from ...numpy.promotion import cast
 from .config import Config
 from .family import (
     IDS,
@@ -61,10 +62,12 @@ def _encoder(
         types = inputs.get(TYPES.name, mnp.zeros((1, 1), dtype=mnp.int32))
         positions = mnp.arange(ids.shape[1])[None, :] if padding is None else _roberta_positions(ids, padding)
         check_length(ids.shape[1], sizes["max_position_embeddings"] - (0 if padding is None else padding + 1))
-        x = params.embedding("word_embeddings", ids, "vocab_size", "hidden_size")
-        x = x + params.embedding("position_embeddings", positions, "max_position_embeddings", "hidden_size")
-        x = x + params.embedding("token_type_embeddings", types, "type_vocab_size", "hidden_size")
-        return params.layer_norm("LayerNorm", x, eps)
+        tables = (("word", ids, "vocab_size"), ("position", positions, "max_position_embeddings"),
+                  ("token_type", types, "type_vocab_size"))  # fmt: skip
+        rows = [params.embedding(f"{name}_embeddings", places, count, "hidden_size") for name, places, count in tables]
+        if config.dtype is not None:  # weights of fewer bits stay as they are
+            rows = [cast(row, config.dtype) for row in rows]
+        return params.layer_norm("LayerNorm", rows[0] + rows[1] + rows[2], eps)
 
     def layer(params: Weights, x: Array, mask: Array | None) -> Array:
         near = params.at("attention.self")
