@@ -465,9 +465,9 @@ class AsyncMesh:
         InputError
             If `fn` cannot be called or traced with these arguments.
         """
-        check_examples(fn, examples, named)
         force = forced(force, use_cached_if_exists)
         function = self.function(fn, self.options(strategy, mode, copies, name, cache, build_dir, force))
+        check_examples(fn, examples, named)
         function.form_for(merge_arguments(fn, examples, named, OWN_OF_COMPILE))
 
         async def compiled(*args: PyTree, **named: PyTree) -> PyTree:

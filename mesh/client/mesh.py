@@ -402,10 +402,10 @@ class Mesh:
         ...     double(np.arange(3.0))
         array([0., 2., 4.])
         """
-        check_examples(fn, examples, named)
         force = forced(force, use_cached_if_exists)
         options = self._async.options(strategy, mode, copies, name, cache, build_dir, force)
         function = self._async.function(fn, options)
+        check_examples(fn, examples, named)
         function.form_for(merge_arguments(fn, examples, named, OWN_OF_COMPILE))
 
         def compiled(*args: PyTree, **named: PyTree) -> PyTree:

@@ -166,8 +166,9 @@ def public_names() -> dict[str, Any]:
     waiting = [getattr(import_module(module), name) for module, _, name in (path.rpartition(".") for path in RETURNED)]
     for module in PUBLIC:
         for name in module_of(module).__all__:
-            numpys = module in NUMPYS and (hasattr(NUMPYS[module], name) or name in standard)
             value = getattr(module_of(module), name)
+            names = {name, getattr(value, "__name__", name)}  # numpy 2.5 has left out one of the two names of vstack
+            numpys = module in NUMPYS and any(hasattr(NUMPYS[module], each) or each in standard for each in names)
             if is_ours(value) and not numpys:
                 waiting.append(value)
     while waiting:

@@ -200,7 +200,7 @@ def test_a_drafter_of_other_tokens_is_refused(tmp_path: Path) -> None:
 KEY = "tokenizer.ggml."
 BYTES: dict[str, tuple[dict[str, Any], str]] = {  # changes of a tokenizer of bytes; None leaves a key out
     "no model": ({"model": None}, "does not tell tokenizer.ggml.model. Put the tokenizer.json"),
-    "another model": ({"model": "rwkv"}, "a tokenizer of the kind 'rwkv'. Known: gpt2, llama. Put the tokenizer.json"),
+    "another model": ({"model": "rwkv"}, "the kind 'rwkv'. Known: bert, gpt2, llama. Put the tokenizer.json"),
     "a model that is a number": ({"model": 3}, "does not tell tokenizer.ggml.model"),
     "no pre": ({"pre": None}, "does not tell tokenizer.ggml.pre, how its tokenizer splits texts. Put the"),
     "another pre": ({"pre": "poro-chat"}, "has the pre-tokenizer 'poro-chat'. Put the tokenizer.json"),
