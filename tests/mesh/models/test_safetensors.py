@@ -138,7 +138,7 @@ def test_a_link_to_a_file_stays_a_link(tmp_path: Path) -> None:
 def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="the tensor 'x' is no array"):
         mesh.save_safetensors({"x": [[1.0], [2.0, 3.0]]}, tmp_path / "x.safetensors")
-    with pytest.raises(InputError, match=r"cannot write .*null byte"):
+    with pytest.raises(InputError, match=r"cannot write .*null (byte|character)"):
         mesh.save_safetensors({"x": [1.0]}, str(tmp_path / "x\0.safetensors"))
 
 
