@@ -5,7 +5,6 @@ Flags, environment and files fill these fields in `mesh/commands`; nothing in th
 
 from __future__ import annotations
 
-import getpass
 import json
 import socket
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from wire.addresses import LAST_PORT, PORT
 from wire.bounds import CACHED_WEIGHTS
 from wire.errors import ConfigError
 from wire.system.memory import default_budget
-from wire.system.private_folder import APP, state_root
+from wire.system.private_folder import APP, login_name, state_root
 from wire.text import well_formed
 from wire.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
@@ -85,7 +84,7 @@ class WorkerConfig:
 
     @property
     def mesh_name(self) -> str:
-        return self.mesh or f"default-{getpass.getuser()}"
+        return self.mesh or f"default-{login_name()}"
 
     @property
     def state_base(self) -> Path:

@@ -5,14 +5,13 @@ A new setting is a field here and a method of MeshBuilder.
 
 from __future__ import annotations
 
-import getpass
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from wire.addresses import check_name
 from wire.joining.join_tokens import Token
-from wire.system.private_folder import state_root
+from wire.system.private_folder import login_name, state_root
 from wire.timeouts import DEFAULT_TIMEOUTS, Timeouts
 
 from .enrolment import joined_mesh
@@ -63,7 +62,7 @@ class MeshConfig:
 
 def default_mesh_name() -> str:
     """The mesh this user belongs to by default; ConfigError if MESH_NAME is no name."""
-    return check_name("mesh", os.environ.get("MESH_NAME") or joined_mesh() or f"default-{getpass.getuser()}")
+    return check_name("mesh", os.environ.get("MESH_NAME") or joined_mesh() or f"default-{login_name()}")
 
 
 def coordinator_folder(mesh: str, name: str, state_dir: str) -> Path:

@@ -299,6 +299,9 @@ async def test_a_member_gets_through_what_its_row_allows_and_nothing_else(
                     continue
                 allowed = row is not None and may(role, row)
                 error = await sent(link, body, way, 8 if allowed else DEFAULT.window_bytes + 1)
+                if allowed and isinstance(error, NotTrusted) and "a worker that has joined" in str(error):
+                    link = await liar.link(port)  # a busy machine kept it silent, and the coordinator took it for dead
+                    error = await sent(link, body, way)
                 if not as_expected(error, way, row is not None, allowed):
                     wrong.append(f"{type(body).__name__} as a {way}: {error!r}")
     assert not wrong, "\n".join(wrong)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import hashlib
 import os
 import platform
@@ -17,6 +16,7 @@ from ..ir.ops import OPS, row_hash
 from ..package import package_version
 from ..protocol.peer import Identity
 from ..protocol.versions import PROTOCOL
+from ..system.private_folder import login_name
 from ..system.shared_memory import SharedDir
 
 _NODE_ID = re.compile(r"[0-9a-f]{32}")
@@ -63,10 +63,9 @@ def kept_node_id(folder: Path) -> str:
 
 
 @cache
-@cache
 def host_id() -> str:
     """Equal for processes of one user on one running machine; says nothing else about it."""
-    seen = (platform.node(), str(uuid.getnode()), _boot_id(), getpass.getuser())
+    seen = (platform.node(), str(uuid.getnode()), _boot_id(), login_name())
     return hashlib.blake2b("\0".join(seen).encode(), digest_size=16).hexdigest()
 
 

@@ -10,6 +10,7 @@ lets in the user, the administrators and the system alone.
 from __future__ import annotations
 
 import contextlib
+import getpass
 import os
 import stat
 from collections.abc import Iterator
@@ -104,11 +105,17 @@ def _is_own_group(number: int) -> bool:
     return False
 
 
+def login_name() -> str:
+    """The name by which this process's user is logged in; the number of one that has no name, as in containers."""
+    try:
+        return getpass.getuser()
+    except (ImportError, KeyError, OSError):  # by the version of Python
+        return user_name()
+
+
 def user_name(number: int | None = None) -> str:
     """The name of a user of this machine, by default of this process's."""
     if not hasattr(os, "geteuid"):
-        import getpass
-
         return getpass.getuser()
     import pwd
 
