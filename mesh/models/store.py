@@ -367,11 +367,12 @@ class ModelStore:
         files = [
             _File(each.rfilename, each.size or 0, each.lfs.sha256 if each.lfs else str(each.blob_id))
             for each in told.siblings or ()
+            if not set("/\\") & set(each.rfilename) and each.rfilename not in ("", ".", "..")
         ]
         for file in files:
             if not _HEX.fullmatch(file.checksum):
                 raise InputError(f"the hub tells of {file.path!r:.80} in {model} without a checksum")
-        return commit, [file for file in files if not set("/\\") & set(file.path) and file.path not in ("", ".", "..")]
+        return commit, files
 
     def _fetch(
         self, hub: Any, model: ModelName, commit: str, files: Sequence[_File], folder: Path, report: Report | None

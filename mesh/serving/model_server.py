@@ -473,15 +473,13 @@ def _loaded(source: str | Path | Model) -> Model:
 
 
 def _facts(name: str, model: Model, folder: Path, kind: str) -> ModelFacts:
-    file, metadata = folder / "config.json", model.text.metadata if model.text else None
-    if model.encoder is not None:
-        metadata = model.encoder.text
+    file = folder / "config.json"
+    metadata = model.text.metadata if model.text else model.encoder.text if model.encoder else None
     settings = read_object(file) if metadata is None and file.exists() else {}
     family = settings.get("model_type", "unknown") if metadata is None else metadata.architecture
     weights = model.weights.values()
-    positions = model.text.decoder.positions_max if model.text else settings.get("max_position_embeddings")
-    if model.encoder is not None:
-        positions = model.encoder.positions_max
+    told = model.text.decoder if model.text else model.encoder
+    positions = told.positions_max if told else settings.get("max_position_embeddings")
     return ModelFacts(
         name, int(time.time()), sum(weight.nbytes for weight in weights), str(family),
         sum(weight.size for weight in weights), positions, kind,

@@ -11,6 +11,7 @@ import gguf
 import numpy as np
 from gguf.constants import GGMLQuantizationType as Type
 from safetensors.numpy import save_file
+from support.cases.gguf_tokenizers import write_value
 
 from mesh.models.safetensors import load_safetensors
 
@@ -52,7 +53,8 @@ def write_encoder(path: Path, folder: Path, kind: str = "F32", *, old: bool = Fa
     read = json.loads((folder / "tokenizer.json").read_text("utf-8"))
     numbers = read["model"]["vocab"]
     told |= {f"tokenizer.ggml.{name}_token_id": numbers[token] for name, token in IDS.items()}
-    _tell(file, {**told, **{key.replace("__", "."): value for key, value in more.items()}})
+    for key, value in (told | {key.replace("__", "."): value for key, value in more.items()}).items():
+        write_value(file, key, value)
     special = {each["content"] for each in read["added_tokens"]}
     tokens = sorted(numbers, key=numbers.__getitem__)
     file.add_tokenizer_model("bert")
@@ -77,15 +79,3 @@ def _written(token: str, special: bool, old: bool) -> str:
     if special or (old and token.startswith("[") and token.endswith("]")):
         return token
     return token[2:] if token.startswith("##") else MARK + token
-
-
-def _tell(file: gguf.GGUFWriter, told: dict[str, Any]) -> None:
-    for key, value in told.items():
-        if isinstance(value, bool):
-            file.add_bool(key, value)
-        elif isinstance(value, int):
-            file.add_uint32(key, value)
-        elif isinstance(value, float):
-            file.add_float32(key, value)
-        elif value is not None:
-            file.add_string(key, value)

@@ -189,13 +189,19 @@ def pieces_written(pieces: Mapping[str, float], **more: Any) -> Callable[[gguf.G
 def write_more(file: gguf.GGUFWriter, more: Mapping[str, Any]) -> None:
     """Further metadata: `chat_template` or keys of tokenizer.ggml; None leaves one out."""
     for name, value in more.items():
-        key = "tokenizer.chat_template" if name == "chat_template" else f"tokenizer.ggml.{name}"
-        if isinstance(value, bool):
-            file.add_bool(key, value)
-        elif isinstance(value, int):
-            file.add_uint32(key, value)
-        elif value is not None:
-            file.add_string(key, value)
+        write_value(file, "tokenizer.chat_template" if name == "chat_template" else f"tokenizer.ggml.{name}", value)
+
+
+def write_value(file: gguf.GGUFWriter, key: str, value: Any) -> None:
+    """One of the metadata, by the type of its value; None leaves it out."""
+    if isinstance(value, bool):
+        file.add_bool(key, value)
+    elif isinstance(value, int):
+        file.add_uint32(key, value)
+    elif isinstance(value, float):
+        file.add_float32(key, value)
+    elif value is not None:
+        file.add_string(key, value)
 
 
 def template(name: str) -> str:
