@@ -135,7 +135,7 @@ def joined_mesh(state_dir: str = "") -> str:
     """The mesh that this user joined last, "" for none."""
     try:
         return (state_root(state_dir) / JOINED_FILE).read_text().strip()
-    except OSError:
+    except (OSError, UnicodeDecodeError):
         return ""
 
 

@@ -26,6 +26,7 @@ from ..backends.enrolment import ask_for_token
 from ..util.annotation_checks import checked
 from ..util.argument_checks import integer, number
 from ..util.missing_names import missing_name_error
+from ..util.refusals import refusal
 from ..util.units import check_fraction, parse_size
 
 if TYPE_CHECKING:
@@ -39,11 +40,7 @@ def _refusals_named() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ConfigError(
-            "the system refuses what a mesh needs",
-            cause=str(error),
-            next_step="Raise that limit of this process, or make room; ulimit -a shows the limits",
-        ) from error
+        raise refusal("what a mesh needs", error) from error
 
 
 class MeshBuilder:

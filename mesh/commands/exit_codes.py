@@ -9,10 +9,14 @@ from collections.abc import Callable
 
 from wire import errors
 from wire.system.malloc import share_heap
+from wire.system.steady_log import steady_logger
 from wire.text import printable
 
+from ..util.refusals import refusal
 from ..util.units import counted
 from .output import drop_output, end_output, open_streams, say, say_lines
+
+log = steady_logger("graph_mesh.command")
 
 OK = 0
 FAILED = 1
@@ -80,15 +84,23 @@ def run_command(name: str, work: Callable[[], int], interrupted: int = OK) -> in
         end_output()
         return code
     except errors.MeshError as error:
-        with contextlib.suppress(errors.StorageError, BrokenPipeError):  # the code says it, too
-            say_lines(f"{name}: {_line(error)}", file=sys.stderr)
-            print_log(error)
-        return code_of(error)
+        return _failed(name, error)
     except KeyboardInterrupt:
         return interrupted
     except BrokenPipeError:  # whoever read our output has enough
         drop_output(sys.stdout)
         return OK
+    except OSError as error:  # of a folder that is another user's, say
+        log.debug("the system refuses something", exc_info=error)
+        return _failed(name, refusal("what this command needs", error))
+
+
+def _failed(name: str, error: errors.MeshError) -> int:
+    """Say why a command failed; its exit code."""
+    with contextlib.suppress(errors.StorageError, BrokenPipeError):  # the code says it, too
+        say_lines(f"{name}: {_line(error)}", file=sys.stderr)
+        print_log(error)
+    return code_of(error)
 
 
 def print_log(error: errors.MeshError) -> None:

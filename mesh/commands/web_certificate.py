@@ -14,6 +14,7 @@ from wire.link.interfaces import interfaces_here
 from wire.security.certificates import new_key
 from wire.security.tls import TLSContext, reload_web, web_context
 from wire.system.atomic_files import Disk
+from wire.system.file_lock import behind_lock
 from wire.system.private_folder import private_folder
 from wire.system.steady_log import steady_logger
 
@@ -49,7 +50,7 @@ class WebCertificate:
             await asyncio.sleep(wait_s)
             wait_s = renewed_s
             try:
-                await asyncio.to_thread(self._renew)
+                await behind_lock(self._renew)
             except (MeshError, OSError) as error:
                 log.error("the certificate %s is not renewed, and is tried again: %s", self._certificate, error)
                 wait_s = again_s

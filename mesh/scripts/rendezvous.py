@@ -41,6 +41,9 @@ class Note:
     met: str = ""
 
 
+_KINDS = {"directory": str, "host": str, "addresses": list, "port": int, "met": str}  # of a note's fields in JSON
+
+
 @dataclass(frozen=True, slots=True)
 class Meeting:
     """The folder at `path` of one rank, on the machine `host`."""
@@ -118,8 +121,8 @@ class Meeting:
                     next_step="Take that right away (chmod go-w), or give another folder as rendezvous",
                 )
             place(self.path, name, json.dumps(what))
-        except OSError as error:
-            raise ConfigError(f"ranks cannot meet in {self.path}", cause=str(error)) from None
+        except (OSError, ValueError) as error:  # ValueError: a path with a null
+            raise _no_place(self.path, error) from None
 
 
 def place(folder: Path, name: str, text: str) -> None:
@@ -160,13 +163,20 @@ def _digest(group: str) -> str:
 def _read(path: Path) -> dict[str, str] | None:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
         return None
+    except OSError as error:
+        raise _no_place(path.parent, error) from None
     return data if isinstance(data, dict) else None
 
 
 def _note(fields: Mapping[str, Any] | None) -> Note | None:
-    if fields is None:
+    """The note with these fields; None for what no rank wrote, as a program's own file may be called rank-1, too."""
+    values = {name: fields[name] for name in _KINDS if name in fields} if fields is not None else {}
+    if "directory" not in values or not all(isinstance(value, _KINDS[name]) for name, value in values.items()):
         return None
-    values = {field.name: fields[field.name] for field in dataclasses.fields(Note) if field.name in fields}
-    return Note(**values | {"addresses": tuple(values.get("addresses", ()))})
+    return Note(**values | {"addresses": tuple(map(str, values.get("addresses", ())))})
+
+
+def _no_place(folder: Path, error: Exception) -> ConfigError:
+    return ConfigError(f"ranks cannot meet in {folder}", cause=str(error))

@@ -88,7 +88,8 @@ def init(
     Raises
     ------
     ConfigError
-        If an argument is not possible, this process has joined as another rank, or with `strict` nobody launched it.
+        If an argument is not possible, ranks cannot meet in the folder, this process has joined as another rank or in
+        another folder, or with `strict` nobody launched it.
     DeadlineExceeded
         If ranks did not come in time; it names them.
 
@@ -114,8 +115,9 @@ def init(
         if _world is None:
             _world = _begin(settings)
             atexit.register(_at_exit)
-        elif (rank, world_size) != (None, None) and settings != _world.settings:
-            raise ConfigError(f"this process takes part already, as rank {_world.settings.rank}")
+        elif (rank, world_size, rendezvous) != (None, None, None) and settings != _world.settings:
+            there = f" in {_world.settings.meeting}" if _world.settings.meeting else ""
+            raise ConfigError(f"this process takes part already, as rank {_world.settings.rank}{there}")
         return _world.group
 
 

@@ -32,6 +32,7 @@ from ..security.tls import drop, explain, explain_caller, gave_up, is_tls_error,
 from ..security.tls_listener import TLS_RECORD, Caller, FirstWord, Listener, addresses_of
 from ..security.user_proof import opening_size
 from ..security.user_secret import user_secret
+from ..system.file_lock import behind_lock
 from ..system.lost_connections import end_when_lost
 from ..system.steady_log import steady_logger
 from ..timeouts import DEFAULT_TIMEOUTS, Timeouts
@@ -198,7 +199,7 @@ class WebSockets:
     async def _turned_away(self, host: str, why: str) -> None:
         """One line for the first of many: a flood of strangers must fill no log."""
         if self.audit is not None:
-            await asyncio.to_thread(self.audit, host, why)
+            await behind_lock(self.audit, host, why)
             return
         now_s = asyncio.get_running_loop().time()
         self._strangers += 1

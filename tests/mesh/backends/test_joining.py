@@ -11,7 +11,7 @@ import pytest
 from support.tls import MESH
 
 from mesh.backends import enrolment
-from mesh.backends.enrolment import JOINED_FILE, join_mesh
+from mesh.backends.enrolment import JOINED_FILE, join_mesh, joined_mesh
 from wire.errors import ConfigError
 from wire.joining.credentials import Credentials
 from wire.joining.join_protocol import Admitted, Grant
@@ -54,3 +54,8 @@ async def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypa
     monkeypatch.setattr(Credentials, "move_to", refuses)
     with pytest.raises(ConfigError, match=r"desk.*Read-only file system"):
         await join(root, monkeypatch)
+
+
+def test_a_damaged_note_of_the_mesh_that_was_joined_last_is_none(tmp_path: Path) -> None:
+    (tmp_path / JOINED_FILE).write_bytes(b"\xff\xfe")
+    assert joined_mesh(str(tmp_path)) == ""

@@ -10,6 +10,7 @@ import pytest
 from support.processes.commands import command, environment
 
 from mesh.commands.exit_codes import FAILED, OK, USAGE
+from mesh.util.refusals import refusal
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it has /dev/full")
 LIST = ("keys", "list")
@@ -98,3 +99,17 @@ def test_lines_for_a_model_that_are_no_text_are_named(tmp_path: Path) -> None:
     chat = command("coord", "chat", "tiny", "--url", "http://127.0.0.1:1")
     done = subprocess.run(chat, env=env, input=b"a\xff\n", capture_output=True, timeout=120, check=False)
     assert b"stdin is no text" in done.stderr and b"Traceback" not in done.stderr and done.returncode == USAGE
+
+
+@pytest.mark.parametrize("words", [("nodes",), ("serve", "--no-mdns"), ("promote",)])
+def test_a_folder_that_the_system_refuses_is_one_line_and_an_exit_code(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """As one that is root's, since a command was once run with sudo; no name is so long for any user."""
+    done = asked(tmp_path, "", *words, XDG_STATE_HOME=str(tmp_path / ("x" * 300)))
+    assert done.stderr.startswith("mesh-coord: the system refuses what this command needs (cause: [Errno 36]"), done
+    assert done.stderr.count("\n") == 1
+    assert (done.stdout, done.returncode) == ("", USAGE)
+
+
+def test_what_is_another_users_is_not_called_a_limit() -> None:
+    assert "Make it yours again" in str(refusal("a file", PermissionError(13, "Permission denied")))
+    assert "ulimit" in str(refusal("a file", OSError(24, "Too many open files")))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 
 import mesh
 from mesh import Grid, PartitionSpec, collectives, shard_map
-from mesh.errors import ConfigError, DTypeError, InputError, MeshError, ShapeError
+from mesh.errors import ConfigError, DeadlineExceeded, DTypeError, InputError, MeshError, ShapeError
 from mesh.scripts import world
 from mesh.scripts.group import Group
 from mesh.scripts.settings import RankSettings
@@ -142,3 +144,29 @@ def test_collectives_of_graphs_name_what_is_wrong(said: str, body: Callable[[Any
 def test_grids_that_are_none(given: tuple[Any, ...]) -> None:
     with pytest.raises(InputError):
         Grid(*given)
+
+
+@pytest.mark.parametrize("folder", ["x" * 5000, "y" * 300, "a\0b", "turning", "its own note is a folder"])
+def test_a_folder_in_which_no_rank_can_meet_is_named(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("turning").symlink_to("turning")
+    Path("its own note is a folder", "rank-0").mkdir(parents=True)
+    refused(ConfigError, "ranks cannot meet in", lambda: mesh.init(0, 2, folder, 1.0))
+
+
+@pytest.mark.parametrize(
+    "note",
+    [{}, {"directory": 5}, {"directory": "/x", "addresses": 5}, {"directory": "/x", "host": 5}, [], "[" * 100_000],
+)
+def test_a_file_that_no_rank_wrote_is_no_note(note: Any, tmp_path: Path) -> None:
+    text = note if isinstance(note, str) else json.dumps(note)
+    (tmp_path / "rank-1").write_text(text)
+    tmp_path.chmod(0o700)
+    refused(DeadlineExceeded, "for rank 1 to come", lambda: mesh.init(0, 2, tmp_path, 0.2))
+
+
+def test_who_takes_part_cannot_meet_elsewhere(alone: Group, tmp_path: Path) -> None:
+    refused(ConfigError, "takes part already, as rank 0", lambda: mesh.init(rendezvous=tmp_path))
+    assert mesh.init() is alone

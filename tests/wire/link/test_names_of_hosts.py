@@ -48,3 +48,19 @@ async def test_a_resolver_that_does_not_answer_keeps_no_thread_from_others(monke
         answers.set()
     assert await waiting == ["127.0.0.1"]
     assert await dialling.resolve("far.example") == ["127.0.0.1"] and len(asked) == 2, "it may be elsewhere by now"
+
+
+async def test_callers_that_are_noted_behind_a_lock_keep_no_thread_from_others() -> None:
+    """The audit log is locked, and whoever has the lock may be a command that was stopped by Ctrl-Z."""
+    unlocked = threading.Event()
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
+    listening = WebSockets(DEFAULT)
+    listening.audit = lambda host, why: unlocked.wait(60)
+    noting = [asyncio.ensure_future(listening._turned_away(f"10.0.{number}.1", "no TLS")) for number in range(4)]
+    await asyncio.sleep(0)  # all of them have begun
+    try:
+        async with asyncio.timeout(30):
+            assert await asyncio.to_thread(lambda: "written") == "written"
+    finally:
+        unlocked.set()
+        await asyncio.gather(*noting)
