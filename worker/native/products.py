@@ -38,7 +38,8 @@ from .spans import DEPTH_MIN, Spans
 from .vectors import Vectors
 
 COLUMNS_FOR_FEW = 128  # of a block for few rows, since it is read once
-UNROLL = 2  # elements of the length in an iteration of a micro kernel's loop
+UNROLL = 4  # elements of the length in an iteration of a micro kernel's loop
+FETCH_EVERY = 16  # elements of the length for which a row of C is fetched, where they are enough for all of its rows
 ORDERED_ROWS = 7  # rows whose loads LLVM may move: with more it loads earlier than there are registers, and spills sums
 AT_A_TIME = 16  # elements of the length to pack before the next panel, where those of a panel do not lie together
 
@@ -328,6 +329,9 @@ class _ProductCore(_Packing):
         zeros = [self._zeros()] * (rows * vectors)
         last_row = build.gep(c, [build.mul(index(rows - 1), c_row)])
         whole = build.add(starts, build.and_(build.sub(stops, starts), index(-UNROLL)))
+        # Fetched faster, C's lines would take all the places in which the core waits for memory from A and B.
+        is_long = build.icmp_signed(">=", build.sub(stops, starts), index(FETCH_EVERY * rows))
+        pause = build.select(is_long, index(FETCH_EVERY - 1), index(0))
         with loop_with(build, starts, whole, index(UNROLL), [*zeros, c], "unrolled") as (k, (*held, ahead), following):
             for at in range(0, vectors * tile.lanes, LINE // tile.bytes):
                 prefetch(build, build.gep(ahead, [index(at)]), write=True)
@@ -335,7 +339,9 @@ class _ProductCore(_Packing):
             for turn in range(UNROLL):
                 sums = self._rank_one_update(build, of_a, of_b, build.add(k, index(turn)), sums, vectors)
             behind = build.icmp_unsigned(">=", ahead, last_row)
-            following += [*sums, build.select(behind, ahead, build.gep(ahead, [c_row]))]
+            paused = build.icmp_signed("!=", build.and_(build.sub(k, starts), pause), index(0))
+            stays = build.or_(behind, paused)
+            following += [*sums, build.select(stays, ahead, build.gep(ahead, [c_row]))]
         with loop_with(build, whole, stops, index(1), held, "k") as (k, sums, following):
             following += self._rank_one_update(build, of_a, of_b, k, sums, vectors)
         build.cbranch(build.icmp_signed("<", stops, depth), check, done)
