@@ -630,6 +630,14 @@ LOG_QUEUE = Bound(
     unit="lines",
     most=10_000,
 )
+HOST_LINES = Bound(
+    "daemon",
+    "Lines of the log in a minute of what an engine host writes to stderr, as its driver does.",
+    REFUSES,
+    "They are counted, and the last of them are written when the host ends.",
+    unit="lines",
+    most=200,
+)
 LOG_LINES = Bound(
     "daemon",
     "Lines of the log in memory, for `mesh-coord logs` and for errors.",

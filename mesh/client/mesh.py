@@ -31,7 +31,7 @@ from ..backends.config import MeshConfig
 from ..core.argument_room import ArgumentRoom, bytes_of, copied
 from ..core.backend import Feeds, Running, Started, Work
 from ..core.call_arguments import check_examples, merge_arguments
-from ..core.loop_thread import LoopElsewhere, LoopThread
+from ..core.loop_thread import LOOK_S, LoopElsewhere, LoopThread
 from ..core.node import Node
 from ..core.realise import Installed, reset_evaluator, set_evaluator
 from ..functions.call_options import CallOptions, forced
@@ -513,7 +513,7 @@ class Mesh:
                 self._loop.check_may_wait()
                 if self._async._backend.simulates:
                     self._loop.call_soon(ends.attend)
-            yield ends.places.get()
+            yield self._next_of(ends)
 
     def session(
         self,
@@ -803,6 +803,14 @@ class Mesh:
         ).value(None)
         return outputs
 
+    def _next_of(self, ends: _Ends) -> int:
+        """Wait for the place of the next call that ends; ConfigError if the loop ends before that."""
+        while True:
+            try:
+                return ends.places.get(timeout=LOOK_S)
+            except queue.Empty:
+                self._loop.check_goes_on()
+
     def _take_room(self, room: ArgumentRoom, size_bytes: int) -> None:
         """Return once there is room for arguments."""
         taken = room.take(size_bytes)
@@ -811,7 +819,7 @@ class Mesh:
         try:
             self._loop.check_may_wait()
             self._loop.call_soon(self._attend_room, taken)
-            return taken.result()
+            return self._loop.result_of(taken)
         except BaseException:
             room.leave(taken, size_bytes)
             raise
@@ -1192,7 +1200,7 @@ class _Waiter:
                 raise DeadlineExceeded(
                     f"the job has no result after {within_s:g} s", next_step="Ask again, or cancel() it"
                 )
-            return self.arrived.result()
+            return self._mesh._loop.result_of(self.arrived)
         except concurrent.futures.CancelledError:
             raise Cancelled("the job was cancelled") from None
         except KeyboardInterrupt:

@@ -1,6 +1,7 @@
 """LoopThread: an event loop in a thread of its own, for callers that have no loop, or another one.
 
-It knows nothing of meshes.  Nobody waits for ever: what is still asked when the loop stops ends in ConfigError.
+It knows nothing of meshes.  Nobody waits for ever: what is still asked when the loop stops, or ends by itself, ends in
+ConfigError.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from wire.system.steady_log import steady_logger
 log = steady_logger("graph_mesh.client")
 T = TypeVar("T")
 END_S = 5.0  # for what was cancelled to clean up after itself
+LOOK_S = 5.0  # from one look whether the loop goes on to the next, while somebody waits
 
 
 class LoopThread:
@@ -29,9 +31,9 @@ class LoopThread:
     of a program raise, and all that wait for it would wait for ever.
     """
 
-    def __init__(self, make_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    def __init__(self, make_loop: Callable[[], asyncio.AbstractEventLoop], look_s: float = LOOK_S) -> None:
         steady_logger("asyncio")
-        self._loop = make_loop()
+        self._loop, self._look_s = make_loop(), look_s
         self._process = os.getpid()
         measure(self._loop)
         self._stopped = self._ending = False
@@ -42,7 +44,7 @@ class LoopThread:
     @property
     def stopped(self) -> bool:
         """Whether it ends, or is the thread of another process, from which this one was forked."""
-        return self._stopped or self._is_elsewhere()
+        return self._stopped or not self._runs() or self._is_elsewhere()
 
     def call_soon(self, call: Callable[..., object], *args: Any) -> None:
         """Make a call on the loop; ConfigError if it was stopped."""
@@ -62,14 +64,33 @@ class LoopThread:
             work.close()
             raise
         try:
-            return arrived.result()
+            return self.result_of(arrived)
         except concurrent.futures.CancelledError:
             raise _closed() from None
+
+    def result_of(self, arrived: concurrent.futures.Future[T]) -> T:
+        """What a future ends in that the loop will set; ConfigError if the loop ends before that."""
+        while True:
+            try:
+                return arrived.result(self._look_s)
+            except TimeoutError:
+                if arrived.done():
+                    return arrived.result()
+                self.check_goes_on()
+
+    def check_goes_on(self) -> None:
+        """Check that the loop has not ended by itself; ConfigError if it has."""
+        if not self._runs():
+            raise ConfigError(
+                "the event loop of this mesh has ended",
+                next_step="See the log for why: a program that closes files which are not its own does that",
+            )
 
     def check_running(self) -> None:
         self._check_process()
         if self._stopped:
             raise _closed()
+        self.check_goes_on()
 
     def check_may_wait(self) -> None:
         """ConfigError on the loop's own thread, which would wait for itself, and in a process that was forked, to which
@@ -83,14 +104,17 @@ class LoopThread:
         if self._is_elsewhere():
             return  # it serves the process that made it
         with self._lock:
-            if not self._stopped:
-                self._stopped = True
+            if not self._stopped and self._runs():
                 self._loop.call_soon_threadsafe(self._end)
+            self._stopped = True
         self._thread.join()
 
     def _end(self) -> None:
         self._ending = True
         self._loop.stop()
+
+    def _runs(self) -> bool:
+        return self._thread.is_alive()
 
     def _is_elsewhere(self) -> bool:
         return os.getpid() != self._process
@@ -108,6 +132,9 @@ class LoopThread:
                 self._loop.run_forever()
             except (SystemExit, KeyboardInterrupt, MemoryError) as left:  # of a watcher, say, or of the loop itself
                 log.error("%r was raised in the thread of a mesh, which goes on", left)
+            except OSError as fault:  # of its selector, whose file a program has closed, as a daemon does
+                log.error("the event loop of a mesh has ended", exc_info=fault)
+                return  # the numbers of its files may be those of others by now: it closes none
         self._loop.run_until_complete(_cancel_all())
         self._loop.close()
 
@@ -116,13 +143,16 @@ class LoopElsewhere(LoopThread):
     """A loop that runs already, for other threads than its own, which would wait for itself."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+        self._loop, self._look_s = loop, LOOK_S
         self._process = os.getpid()
         self._lock = threading.Lock()
 
     @property
     def stopped(self) -> bool:
-        return self._is_elsewhere() or not self._loop.is_running()
+        return self._is_elsewhere() or not self._runs()
+
+    def _runs(self) -> bool:
+        return self._loop.is_running()
 
     def check_running(self) -> None:
         self._check_process()

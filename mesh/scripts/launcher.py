@@ -14,13 +14,14 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from wire.errors import ConfigError, ConnectFailed
 from wire.limits import MIB
+from wire.system.tasks import isolated
 from wire.timeouts import SECONDS_MAX
 
 from ..backends.local_workers import environment
@@ -84,7 +85,8 @@ class Launcher:
                 await self._start(host, ranks, passports.get(host.name, {}))
             async with asyncio.TaskGroup() as group:
                 for name, agent in self._agents.items():
-                    self._attending[name] = group.create_task(self._attend(name, agent))
+                    muttering = group.create_task(self._mutter(name, agent))
+                    self._attending[name] = group.create_task(self._attend(name, agent, muttering))
         except ExceptionGroup as errors:  # of the agents; the first one ended the others
             raise errors.exceptions[0] from None
         finally:
@@ -120,13 +122,21 @@ class Launcher:
         job = {"command": command, "folder": folder, "ranks": environments, "grace_s": self._launch.grace_s}
         self._say(agent, {**job, "passport": passport})
 
-    async def _attend(self, name: str, agent: asyncio.subprocess.Process) -> None:
+    async def _attend(self, name: str, agent: asyncio.subprocess.Process, muttering: asyncio.Task[str]) -> None:
         """Take what one agent says until it ends."""
-        assert agent.stdout is not None
-        assert agent.stderr is not None
-        talking = asyncio.ensure_future(self._mutter(name, agent.stderr))
         ranks = {rank for rank in self._running if self._launch.hosts[rank].name == name}
-        async for line in agent.stdout:
+        try:
+            await self._listen(name, agent)
+            last = await muttering
+        finally:
+            muttering.cancel()  # where it is not waited for any longer
+        if ranks & self._running and not self._ending:
+            missing = ", ".join(map(str, sorted(ranks & self._running)))
+            raise ConnectFailed(f"the agent of rank {missing} ended, on {name}", node=name, cause=last)
+
+    async def _listen(self, name: str, agent: asyncio.subprocess.Process) -> None:
+        """Take what an agent says on stdout."""
+        async for line in _lines(agent.stdout):
             event = _event(line)
             if event is None:  # a shell on the way that says more than it was asked
                 self._show(name, "err", line.decode("utf-8", "replace").rstrip("\n"))
@@ -140,15 +150,11 @@ class Launcher:
                 self._show(event["rank"], event["stream"], event["line"])
             else:
                 self._over(event["rank"], event["exit"])
-        last = await talking
-        if ranks & self._running and not self._ending:
-            missing = ", ".join(map(str, sorted(ranks & self._running)))
-            raise ConnectFailed(f"the agent of rank {missing} ended, on {name}", node=name, cause=last)
 
-    async def _mutter(self, name: str, stream: asyncio.StreamReader) -> str:
+    async def _mutter(self, name: str, agent: asyncio.subprocess.Process) -> str:
         """Show what an agent, or ssh, writes on stderr; the last line of it."""
         last = ""
-        async for line in stream:
+        async for line in _lines(agent.stderr):
             last = line.decode("utf-8", "replace").rstrip("\n")
             self._show(name, "err", last)
         return last
@@ -170,9 +176,10 @@ class Launcher:
         """Wait no longer for agents that should have ended by now."""
         for name, task in self._attending.items():
             if not task.done():
-                self._show(name, "err", "the agent of this machine does not answer, and is not waited for any longer")
                 self._given_up.add(name)
                 task.cancel()
+                with isolated("showing a line"):  # the others are not waited for either
+                    self._show(name, "err", "the agent of this machine does not answer, and is not waited for longer")
 
     def _order(self, order: dict[str, Any]) -> None:
         for agent in self._agents.values():
@@ -189,7 +196,8 @@ class Launcher:
             assert agent.stdin is not None
             agent.stdin.close()
         # Whoever attended to them may have given up: an agent whose output nobody reads would not end.
-        unread = [asyncio.ensure_future(_read_to_the_end(agent)) for agent in self._agents.values()]
+        streams = [stream for agent in self._agents.values() for stream in (agent.stdout, agent.stderr)]
+        unread = [asyncio.ensure_future(_read_to_the_end(stream)) for stream in streams]
         for name, agent in self._agents.items():
             try:
                 async with asyncio.timeout(0.0 if name in self._given_up else self._launch.grace_s + END_S):
@@ -202,10 +210,23 @@ class Launcher:
             reading.cancel()
 
 
-async def _read_to_the_end(agent: asyncio.subprocess.Process) -> None:
-    assert agent.stdout is not None
-    while await agent.stdout.read(READ_BYTES):
+async def _read_to_the_end(stream: asyncio.StreamReader | None) -> None:
+    assert stream is not None
+    while await stream.read(READ_BYTES):
         pass
+
+
+async def _lines(stream: asyncio.StreamReader | None) -> AsyncIterator[bytes]:
+    """The lines of a stream, without the beginnings of those that are longer than an agent's are."""
+    assert stream is not None
+    while True:
+        try:
+            line = await stream.readline()
+        except ValueError:
+            continue
+        if not line:
+            return
+        yield line
 
 
 def _event(line: bytes) -> dict[str, Any] | None:

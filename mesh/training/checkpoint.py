@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from os import PathLike
@@ -26,10 +27,13 @@ from .. import tree
 from ..models.safetensors import load_safetensors, safetensors_parts
 from ..util.annotation_checks import checked
 from ..util.argument_checks import integer
+from ..util.json_file import read_object
 from .data import Cursor
 
 log = steady_logger("graph_mesh.training")
 FORMAT = 1
+_MANIFEST = re.compile(r"step-(?P<step>\d{1,18})\.json", re.ASCII)
+_KINDS = {"format": int, "sha256": str, "cursor": dict, "about": dict, "tensors": dict}  # of what a manifest says
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +142,8 @@ class Checkpoints:
 
         Raises
         ------
+        InputError
+            If what is noted is not of JSON's kinds.
         StorageError
             If the disk refuses.
         """
@@ -156,12 +162,16 @@ class Checkpoints:
             "sha256": digest.hexdigest(),
             "tensors": {name: [str(array.dtype), list(array.shape)] for name, array in arrays.items()},
         }
+        try:
+            text = json.dumps(manifest, indent=1).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InputError("what a checkpoint notes is of JSON's kinds", cause=str(error)) from None
         data, path = self._paths(step)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._disk.write_whole(data, parts)
-            self._disk.write_whole(path, [json.dumps(manifest, indent=1).encode()])
-        except OSError as error:
+            self._disk.write_whole(path, [text])
+        except (OSError, ValueError) as error:  # ValueError: a path with a null
             raise StorageError(f"a checkpoint could not be written to {self.folder}", cause=str(error)) from error
         self.step = step
         self._tidy()
@@ -213,31 +223,32 @@ class Checkpoints:
         """
         data, path = self._paths(step)
         try:
-            manifest = json.loads(path.read_bytes())
+            manifest = read_object(path)
+            for name, kind in _KINDS.items():
+                if not isinstance(manifest.get(name), kind):
+                    raise InputError(f"its {name!r} is {manifest.get(name)!r:.60}")
             digest = hashlib.sha256(data.read_bytes()).hexdigest()
             cursor = Cursor(**manifest["cursor"])
-            wanted, about, tensors = manifest["sha256"], manifest["about"], manifest["tensors"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{path} is no checkpoint", cause=f"{type(error).__name__}: {error}") from error
-        if manifest.get("format") != FORMAT or digest != wanted:
+            if not (type(cursor.epoch) is type(cursor.batch) is int and min(cursor.epoch, cursor.batch) >= 0):
+                raise InputError(f"its place in the data is {cursor!r:.60}")
+        except (OSError, TypeError, InputError) as error:
+            raise InputError(f"{path} is no checkpoint", cause=getattr(error, "message", str(error))) from error
+        if manifest["format"] != FORMAT or digest != manifest["sha256"]:
             raise InputError(f"{data} is not what {path.name} says")
         state = load_safetensors(data, mmap=False)
-        if set(state) != set(tensors):
+        if set(state) != set(manifest["tensors"]):
             raise InputError(f"{data} has other tensors than {path.name} says")
         self.step = step
-        return Checkpoint(step, cursor, state, about)
+        return Checkpoint(step, cursor, state, manifest["about"])
 
     def _saved(self) -> list[tuple[int, int]]:
         """The place of every manifest in the order of saving, and its step; 0 for one that does not say."""
         places = []
-        for path in self.folder.glob("step-*.json"):
-            name = path.stem.removeprefix("step-")
-            if name.isdigit():
-                try:
-                    saved = int(json.loads(path.read_bytes())["saved"])
-                except (OSError, ValueError, KeyError, TypeError):  # damaged, or of a version that did not say
-                    saved = 0
-                places.append((saved, int(name)))
+        with contextlib.suppress(OSError, ValueError):  # of a folder that cannot be: nothing is saved there either
+            for path in self.folder.glob("step-*.json"):
+                named = _MANIFEST.fullmatch(path.name)
+                if named is not None:
+                    places.append((_saved_in(path), int(named["step"])))
         return places
 
     def _paths(self, step: int) -> tuple[Path, Path]:
@@ -256,6 +267,15 @@ class Checkpoints:
             if path not in complete:
                 with contextlib.suppress(OSError):
                     path.unlink()
+
+
+def _saved_in(manifest: Path) -> int:
+    """The place of a manifest in the order of saving; 0 for one that is damaged, or of a version that did not say."""
+    try:
+        saved = read_object(manifest).get("saved")
+    except InputError:
+        return 0
+    return saved if type(saved) is int else 0
 
 
 def filled(template: Any, state: Mapping[str, NDArray[Any]]) -> Any:

@@ -123,6 +123,8 @@ FILLED: Mapping[str, str] = {  # a test that fills it with the real part, and se
     "HTTP_BODIES": "tests/mesh/serving/test_http_server.py::test_so_many_bytes_of_bodies_are_held",
     "HTTP_CONNECTIONS": "tests/mesh/serving/test_http_server.py::test_so_many_connections_are_held",
     "LOG_QUEUE": "tests/wire/test_full_queues.py::test_lines_that_nobody_reads_are_dropped_and_counted",
+    "HOST_LINES": "tests/worker/test_stderr_of_hosts.py::"
+    "test_of_too_many_in_a_minute_the_rest_is_counted_and_the_last_are_kept",
     "LOG_LINES": "tests/wire/test_full_queues.py::test_lines_that_nobody_reads_are_dropped_and_counted",
 }
 

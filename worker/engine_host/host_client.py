@@ -10,7 +10,7 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -50,11 +50,11 @@ from ..engine.host_messages import (
     unpack_from_host,
     with_descriptors,
 )
+from .stderr_lines import StderrLines
 from .suspension import suspend_mark
 from .watchdog import Watchdog, loss_of
 
 log = steady_logger("graph_mesh.worker")
-STDERR_LINE_BYTES_MAX = 4096
 EXIT_S = 1.0  # from the end of a child's pipe to its own, on a busy machine: an earlier look loses its status
 _ANSWERED = (ExecutePart, Resume, ExplainPart, Tune, PreparePart, Export)
 _ANSWERS = (Prepared, PrepareFailed, Executed, Suspended, ExecuteFailed, Explained, TuneDone, Exported)
@@ -90,7 +90,7 @@ class HostProcess(asyncio.SubprocessProtocol):
         self.opened: asyncio.Future[Opened | OpenFailed] = self._loop.create_future()
         self.exited = asyncio.Event()
         self._splitter = Splitter()
-        self._stderr = bytearray()
+        self._stderr = StderrLines()
         self._forgotten: list[int] = []  # what it has to free before anything else is written
         self._transport: asyncio.SubprocessTransport | None = None
         self._stdin: asyncio.WriteTransport | None = None
@@ -191,7 +191,7 @@ class HostProcess(asyncio.SubprocessProtocol):
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         if fd == 2:
-            self._log(data)
+            self._log(self._stderr.take(data, self._loop.time()))
             return
         try:
             for body in self._splitter.feed(data):
@@ -200,7 +200,9 @@ class HostProcess(asyncio.SubprocessProtocol):
             self._lose(str(as_error("taking what it said failed", fault)))
 
     def pipe_connection_lost(self, fd: int, error: Exception | None) -> None:
-        if fd != 2:
+        if fd == 2:
+            self._log(self._stderr.end())
+        else:
             self._loop.call_later(EXIT_S, self._lose, "its pipe closed")  # the exit status says more, and comes sooner
 
     def process_exited(self) -> None:
@@ -255,6 +257,7 @@ class HostProcess(asyncio.SubprocessProtocol):
         if self._over:
             return
         self.kill()
+        self._log(self._stderr.end())
         no_memory = killed_by == getattr(signal, "SIGKILL", 9) and _killed_for_memory() > self._killed_for_memory
         error = loss_of(self.selection, reason, no_memory)
         if not self.opened.done():
@@ -264,12 +267,9 @@ class HostProcess(asyncio.SubprocessProtocol):
         if isinstance(answer, Opened) and answer.device is not None:  # one that opened nothing has said why, and ends
             self._on_lost(self, error)
 
-    def _log(self, data: bytes) -> None:
-        self._stderr += data
-        *lines, rest = self._stderr.split(b"\n")
-        self._stderr = rest[-STDERR_LINE_BYTES_MAX:]
+    def _log(self, lines: Iterable[str]) -> None:
         for line in lines:
-            log.warning("engine host %s: %s", self.selection, line.decode("utf-8", "replace"))
+            log.warning("engine host %s: %s", self.selection, line)
 
 
 class _AtOnce(asyncio.Protocol):

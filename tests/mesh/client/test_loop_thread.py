@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import errno
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -156,3 +157,53 @@ def test_a_loop_that_has_no_memory_for_a_moment_goes_on() -> None:
     thread.call_soon(lambda: waited.set_result(True))
     assert waited.result(120)
     thread.stop()
+
+
+class Gone(asyncio.SelectorEventLoop):
+    """A loop whose files a program has closed, as one does that becomes a daemon."""
+
+    gone = False
+
+    def _run_once(self) -> None:
+        if self.gone:
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        super()._run_once()  # type: ignore[misc]
+
+
+def test_whoever_waits_hears_of_a_loop_that_has_ended(caplog: pytest.LogCaptureFixture) -> None:
+    made, ends = Gone(), list[str]()
+    loop = LoopThread(lambda: made, look_s=0.02)
+
+    def ask() -> None:
+        try:
+            loop.wait(forever())
+        except ConfigError as error:
+            ends.append(error.message)
+
+    async def forever() -> None:
+        await asyncio.Event().wait()
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    assert loop.wait(answer()) == 42
+    loop.call_soon(lambda: setattr(made, "gone", True))
+    asking.join(120)
+    assert ends == ["the event loop of this mesh has ended"]
+    assert loop.stopped
+    with pytest.raises(ConfigError, match="has ended"):
+        loop.wait(answer())
+    loop.stop()
+    assert "Bad file descriptor" in caplog.text
+    made.close()
+
+
+def test_a_future_that_ends_in_a_timeout_of_its_own_is_not_waited_for_again() -> None:
+    loop = LoopThread(asyncio.new_event_loop, look_s=0.02)
+
+    async def late() -> None:
+        await asyncio.sleep(0.1)
+        raise TimeoutError("its own")
+
+    with pytest.raises(TimeoutError, match="its own"):
+        loop.wait(late())
+    loop.stop()

@@ -19,12 +19,12 @@ from support.waiting import until
 from mesh.backends.enrolment import ask_for_token
 from mesh.commands import launch
 from mesh.commands.coord import parser
-from mesh.scripts import agent_watch
+from mesh.scripts import agent_watch, launcher
 from mesh.scripts.agent import Ranks
 from mesh.scripts.hostfile import Host, parse, ranks_on, read_hostfile
-from mesh.scripts.launcher import Launch, merged
+from mesh.scripts.launcher import Launch, Launcher, merged
 from mesh.scripts.settings import RankSettings, rank_settings
-from wire.errors import ConfigError, InputError
+from wire.errors import ConfigError, InputError, StorageError
 from wire.system.shared_memory import SharedDir
 
 GOOD = """
@@ -391,3 +391,35 @@ while not os.path.exists(os.environ["HERE"] + "/told"): time.sleep(0.01)
     monkeypatch.setattr(Ranks, "_tell_notes", look)
     asyncio.run(story())
     assert not faults and job.exits == {0: 0}
+
+
+MUTTERING = """
+import sys
+sys.stderr.write("a line that is shown\\n" * 100_000)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="ranks have no such signals")
+async def test_a_place_where_no_line_can_be_shown_ends_the_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a full disk: an agent whose stderr nobody reads any more would stand still, and be waited for, for ever."""
+
+    def show(who: int | str, stream: str, line: str) -> None:
+        raise StorageError("the output cannot be written")
+
+    (tmp_path / "rank.py").touch()
+    monkeypatch.setattr(launcher, "_command", lambda host: [sys.executable, "-c", MUTTERING])
+    launch = Launch(str(tmp_path / "rank.py"), (), (Host("localhost"),), 60.0, 0.5)
+    with pytest.raises(StorageError):
+        async with asyncio.timeout(COMES_TRUE_S):
+            await Launcher(launch, show).run()
+
+
+async def test_lines_that_are_longer_than_an_agents_are_passed_over() -> None:
+    stream = asyncio.StreamReader(limit=16)
+    stream.feed_data(b"one\n" + b"x" * 40 + b"\ntwo\n")
+    stream.feed_eof()
+    lines = [line async for line in launcher._lines(stream)]
+    assert lines[0] == b"one\n" and lines[-1] == b"two\n"

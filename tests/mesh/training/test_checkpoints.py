@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -223,3 +224,44 @@ def test_a_trainer_that_compresses_goes_on_from_what_one_worker_saved(tmp_path: 
     assert second.load(tmp_path) and second.step == 10
     second.fit((X, Y), batch_size=8, epochs=2)
     assert np.array_equal(whole.params["w"], second.params["w"])
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("tensors", 5), ("tensors", None), ("about", 5), ("cursor", {"epoch": "x", "batch": None}), ("cursor", []),
+        ("cursor", {"epoch": -1, "batch": 0}), ("sha256", 5), ("format", "x"), ("saved", math.inf),
+    ],
+)  # fmt: skip
+def test_a_manifest_that_says_something_else_is_passed_over(name: str, said: Any, tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path)
+    store.save(1, Cursor(0, 1), {"w": np.ones(2)}, {})
+    path = store.save(2, Cursor(0, 2), {"w": np.ones(2)}, {})
+    path.write_text(json.dumps({**json.loads(path.read_text()), name: said}))
+    latest = store.latest()
+    assert latest is not None and latest.step == 1
+    if name != "saved":
+        with pytest.raises(InputError, match="step-0000000002"):
+            store.load(2)
+
+
+def test_what_is_no_manifest_is_passed_over(tmp_path: Path) -> None:
+    store = Checkpoints(tmp_path)
+    store.save(1, Cursor(0, 1), {"w": np.ones(2)}, {})
+    (tmp_path / "step-\N{SUPERSCRIPT TWO}.json").write_text("{}")
+    (tmp_path / "step-0000000002.json").write_text("[" * 100_000)
+    assert (store.steps(), store.latest().step) == ([1, 2], 1)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("folder", ["x" * 300, "a\0b"])
+def test_a_folder_that_cannot_be_holds_nothing_and_takes_nothing(folder: str) -> None:
+    store = Checkpoints(folder)
+    assert store.latest() is None
+    with pytest.raises(StorageError, match="could not be written"):
+        store.save(1, Cursor(0, 1), {"w": np.ones(2)}, {})
+
+
+def test_notes_that_json_does_not_have_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="JSON's kinds"):
+        Checkpoints(tmp_path).save(1, Cursor(0, 1), {"w": np.ones(2)}, {"seed": object()})
+    assert list(tmp_path.iterdir()) == []
