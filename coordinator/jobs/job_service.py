@@ -63,8 +63,8 @@ from wire.units import counted
 
 from ..coordinator import Coordinator
 from ..planning.model.program import Program
+from ..workers import worker_names
 from ..workers.call_report import CallReport, report_json
-from ..workers.failure_detector import Health
 from ..workers.paged_reports import page
 from .client_contents import ClientContents
 from .job_store import Content, JobStore, StoredEntry, addresses_in, in_files
@@ -527,7 +527,7 @@ class JobService:
                 self._keeping = self._tasks.run("keeping the workers", self._keep_workers(workers), unheard)
 
     def _workers(self) -> list[NodeReport]:
-        return [node for node in self._coordinator.nodes() if node.state != Health.DEAD.value]
+        return [node for node in self._coordinator.nodes() if node.state not in worker_names.GONE]
 
     async def _keep_workers(self, workers: Sequence[NodeReport]) -> None:
         """Save which workers are connected, for the next start."""

@@ -159,6 +159,7 @@ class WorkerRegistry:
         member = self._members.get(link.peer.node_id)
         if member is not None:
             member.leaving, member.last_words = True, body.log
+            self._known[link.peer.node_id] = with_fields(self._known[link.peer.node_id], state=worker_names.LEFT)
         self._publish("leaving", link.peer.node_id, body.reason)
         for line in body.log:
             log.warning("%s: %s", link.peer.name, line)
@@ -216,7 +217,8 @@ class WorkerRegistry:
             paused = member is not None and bool(member.paused)
             lag_s = member.loop_lag_s if member is not None else 0.0
             health = detector.health(node_id)
-            present = worker_names.state_of(health, paused, node_id in stuck, node_id in quarantined)
+            left = report.state == worker_names.LEFT
+            present = worker_names.state_of(health, paused, node_id in stuck, node_id in quarantined, left)
             heard_s = detector.heard_s(node_id)
             silent_s = 0.0 if heard_s is None else now - heard_s
             reports.append(with_fields(report, state=present, silent_s=silent_s, loop_lag_s=lag_s))

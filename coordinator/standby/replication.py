@@ -257,7 +257,7 @@ class Replication:
         """Name the workers that vote: those that were are kept while they are connected."""
         shell = self._shell
         assert shell is not None
-        nodes = {node.node_id: node.name for node in self._coordinator.nodes() if node.state != "dead"}
+        nodes = {node.node_id: node.name for node in self._coordinator.nodes() if node.state not in ("dead", "left")}
         here = sorted(node for node, name in nodes.items() if not self._named or name in self._named)
         here.sort(key=lambda node: node not in self._arbiters)
         most = len(self._named) or ARBITERS_MAX

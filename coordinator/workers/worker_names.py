@@ -16,6 +16,8 @@ from .failure_detector import Health
 if TYPE_CHECKING:
     from .records import Member
 
+LEFT = "left"  # the state of a worker that is gone in good order
+GONE = frozenset({Health.DEAD.value, LEFT})
 PAUSED_BY = {"machine": "paused on its own machine", "coordinator": "paused by mesh-coord nodes pause"}
 
 
@@ -73,10 +75,12 @@ def node_report(peer: Identity, name: str, joined: Joined) -> NodeReport:
     )
 
 
-def state_of(health: Health | None, paused: bool, stuck: bool, quarantined: bool) -> str:
+def state_of(health: Health | None, paused: bool, stuck: bool, quarantined: bool, left: bool) -> str:
     """The state of a worker in one word; what keeps it from work comes first."""
     if quarantined:
         return "quarantined"
+    if health in (None, Health.DEAD) and left:
+        return LEFT
     if health is Health.HEALTHY and (paused or stuck):
         return "paused" if paused else "stuck"
     return (health or Health.DEAD).value

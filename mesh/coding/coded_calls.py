@@ -161,14 +161,14 @@ class Coding:
         return [name for name in self.healthy() if name not in self.workers]
 
     def repair(self) -> dict[int, str]:
-        """Give the shares of workers that are dead or paused to spare ones; nothing else moves.
+        """Give the shares of workers that are dead, gone or paused to spare ones; nothing else moves.
 
         Returns
         -------
         dict of int to str
             The new worker of each share that moved.
         """
-        there = {node.name for node in self.mesh.nodes if node.state not in ("dead", "paused")}
+        there = {node.name for node in self.mesh.nodes if node.state not in ("dead", "left", "paused")}
         lost = [number for number, worker in enumerate(self.workers) if worker not in there]
         moved = dict(zip(lost, self.spare(), strict=False))
         for number, worker in moved.items():

@@ -238,7 +238,7 @@ def _blocked_port(facts: Facts) -> Iterator[Symptom]:
 
 
 def _no_worker(facts: Facts) -> Iterator[Symptom]:
-    if isinstance(facts.coordinator, Reached) and not facts.workers:
+    if isinstance(facts.coordinator, Reached) and all(worker.state == "left" for worker in facts.workers):
         yield Symptom(facts.coordinator.name, facts.coordinator.system, "no worker is connected")
 
 

@@ -81,9 +81,10 @@ class Node:
         Its process, 0 for a worker on another machine.
     addresses : tuple of str
         Where it may be dialled, as "host:port".
-    state : {"healthy", "suspect", "dead", "paused", "stuck", "quarantined"}
-        "paused" if somebody wants its machine for himself, "stuck" if it is alive and completes nothing, and
-        "quarantined" if its results were wrong in audits.
+    state : {"healthy", "suspect", "dead", "left", "paused", "stuck", "quarantined"}
+        "left" if it has gone in good order, as where it was stopped or its machine sleeps, "paused" if somebody wants
+        its machine for himself, "stuck" if it is alive and completes nothing, and "quarantined" if its results were
+        wrong in audits.
     version : str
         The version of graph-mesh that it runs.
     devices : tuple of Device

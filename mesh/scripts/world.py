@@ -115,10 +115,16 @@ def init(
         if _world is None:
             _world = _begin(settings)
             atexit.register(_at_exit)
-        elif (rank, world_size, rendezvous) != (None, None, None) and settings != _world.settings:
+        elif _is_other(_world.settings, rank, world_size, meeting):
             there = f" in {_world.settings.meeting}" if _world.settings.meeting else ""
             raise ConfigError(f"this process takes part already, as rank {_world.settings.rank}{there}")
         return _world.group
+
+
+def _is_other(settings: RankSettings, rank: int | None, size: int | None, meeting: str | None) -> bool:
+    """Whether something was asked for that a process which takes part with these settings does not have."""
+    asked = (rank, settings.rank), (size, settings.size), (meeting, settings.meeting)
+    return any(wanted is not None and wanted != there for wanted, there in asked)
 
 
 def rank() -> int:

@@ -133,7 +133,7 @@ async def test_who_announces_itself_as_a_worker_of_this_user_and_is_none_is_not_
 
 
 @needs_multicast
-def test_a_worker_that_comes_later_joins_and_one_that_exits_is_dead(mesh: str, tmp_path: Path) -> None:
+def test_a_worker_that_comes_later_joins_and_one_that_exits_has_left(mesh: str, tmp_path: Path) -> None:
     env = environment(tmp_path)
     with Mesh.builder().mesh(mesh).discover(wait_s=0.1, min_nodes=0).build() as found:
         assert found.nodes == ()
@@ -142,7 +142,7 @@ def test_a_worker_that_comes_later_joins_and_one_that_exits_is_dead(mesh: str, t
                 wait_for(lambda: [node.state for node in found.nodes] == ["healthy"])
             with within(FOUND_S, "a worker that exits is gone"):
                 worker.stop(signal.SIGTERM)
-                wait_for(lambda: [node.state for node in found.nodes] == ["dead"])
+                wait_for(lambda: [node.state for node in found.nodes] == ["left"])
 
 
 # -- members, here on a machine without a network

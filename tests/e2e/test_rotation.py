@@ -75,8 +75,8 @@ def test_a_mesh_goes_on_by_a_new_authority(tmp_path: Path) -> None:
                 wait_for(lambda: node_states(coordinator).get("late") == "healthy")
 
                 wait_for(lambda: "former_until" not in coord("authority", "show"), OVERLAP_S + 5.0)
-                assert set(node_states(coordinator).values()) == {"healthy", "dead"}
-                assert node_states(coordinator) == {"there": "healthy", "late": "healthy", "away": "dead"}
+                assert set(node_states(coordinator).values()) == {"healthy", "left"}
+                assert node_states(coordinator) == {"there": "healthy", "late": "healthy", "away": "left"}
             assert there.stop(signal.SIGTERM) == 0
         with daemon("worker", "--mesh", MESH, *words("there"), env=elsewhere["there"], log=tmp_path / "there.log"):
             wait_for(lambda: node_states(coordinator)["there"] == "healthy")
@@ -85,7 +85,7 @@ def test_a_mesh_goes_on_by_a_new_authority(tmp_path: Path) -> None:
                 "worker", "--mesh", MESH, *words("away"), env=elsewhere["away"], log=tmp_path / "away.log"
             ) as away:
                 wait_for(lambda: "by an authority that this node does not know" in away.log.read_text())
-                assert node_states(coordinator)["away"] == "dead"
+                assert node_states(coordinator)["away"] == "left"
         coordinator.stop(signal.SIGTERM)
     events = [json.loads(line)["event"] for line in next(tmp_path.rglob("audit.jsonl")).read_text().splitlines()]
     assert [event for event in events if event.startswith("authority")] == [

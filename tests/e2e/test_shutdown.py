@@ -128,7 +128,7 @@ def handed_back(folder: Path, times: int, number: int) -> bool:
         in_the_middle = site.state(job) == "running"
         done = site.ask("result", job, "--output", "out")
         assert done.returncode == 0, done.stderr
-        wait_for(lambda: node_states(site.coordinator) == {"a": "dead", "b": "healthy"})
+        wait_for(lambda: node_states(site.coordinator) == {"a": "left", "b": "healthy"})
         left = f"left: asked to stop by {signal.Signals(number).name}"
         in_the_middle = in_the_middle and left in site.log_of(job)
         (output,) = (folder / "out").iterdir()

@@ -41,9 +41,9 @@ def test_a_worker_leaves_before_its_machine_sleeps_and_is_back_as_it_wakes(tmp_p
                 logind.tell(True)
                 wait_for(lambda: not logind.held)
                 (node,) = mesh.nodes
-                assert node.state == "dead", "the coordinator knew before the machine slept"
+                assert node.state == "left", "the coordinator knew before the machine slept"
                 time.sleep(0.3)
-                assert mesh.nodes[0].state == "dead", "nobody has it meanwhile"
+                assert mesh.nodes[0].state == "left", "nobody has it meanwhile"
                 logind.tell(False)
                 logind.grant()
                 began_s = time.monotonic()

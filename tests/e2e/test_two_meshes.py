@@ -110,7 +110,7 @@ def test_a_coordinator_daemon_takes_in_workers_as_they_announce_themselves(tmp_p
         with daemon(*worker, env=env, log=tmp_path / "w.log") as each:
             wait_for(lambda: node_states(coordinator) == {"w": "healthy"})
             assert each.stop(15) == 0
-        wait_for(lambda: node_states(coordinator) == {"w": "dead"})
+        wait_for(lambda: node_states(coordinator) == {"w": "left"})
         with daemon(*worker, env=env, log=tmp_path / "again.log"):
             wait_for(lambda: node_states(coordinator) == {"w": "healthy"})
         asked = run("coord", "nodes", "--mesh", "other", "--coordinator", coordinator.address, env=env)

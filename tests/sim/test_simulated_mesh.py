@@ -147,6 +147,17 @@ def test_a_worker_that_is_cut_off_is_suspected_dies_and_returns() -> None:
     assert kinds.index("suspect") < kinds.index("dead") < kinds.index("healthy")
 
 
+def test_a_worker_that_went_in_good_order_has_left_and_is_not_dead() -> None:
+    with Mesh.builder().mesh("sim").simulate(3).build() as mesh:
+        mesh.simulation.leave("sim-1")
+        mesh.simulation.kill("sim-2")
+        mesh.simulation.wait(2.0)
+        assert [node.state for node in mesh.nodes] == ["healthy", "left", "dead"]
+        mesh.simulation.start("sim-1")
+        mesh.simulation.wait(2.0)
+        assert [(node.name, node.state) for node in mesh.nodes][1] == ("sim-1", "healthy")
+
+
 def test_a_watcher_that_raises_keeps_nobody_from_going_on(caplog: pytest.LogCaptureFixture) -> None:
     def broken(event: Mapping[str, Any]) -> None:
         seen.append(event["kind"])

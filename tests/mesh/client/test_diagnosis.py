@@ -253,3 +253,11 @@ def test_problems_come_before_warnings() -> None:
 
 def test_a_pair_that_was_not_probed_yet_is_no_finding() -> None:
     assert diagnose(pair(path="?", rtt_s=0.0, bytes_per_s=0.0, cause="timed out")) == []
+
+
+def test_a_worker_that_left_is_no_problem_unless_all_did() -> None:
+    there, *_ = WELL.workers
+    gone = replace(there, name="gone", state="left")
+    assert diagnose(replace(WELL, workers=(*WELL.workers, gone))) == diagnose(WELL)
+    names = [trouble.name for trouble in diagnose(replace(WELL, workers=(gone,), pairs=()))]
+    assert names == ["no-worker"]

@@ -169,4 +169,11 @@ def test_a_file_that_no_rank_wrote_is_no_note(note: Any, tmp_path: Path) -> None
 
 def test_who_takes_part_cannot_meet_elsewhere(alone: Group, tmp_path: Path) -> None:
     refused(ConfigError, "takes part already, as rank 0", lambda: mesh.init(rendezvous=tmp_path))
-    assert mesh.init() is alone
+    refused(ConfigError, "takes part already, as rank 0", lambda: mesh.init(0, 2, tmp_path))
+    assert mesh.init() is alone and mesh.init(0, 1) is alone
+
+
+def test_who_takes_part_may_name_what_it_has_again() -> None:
+    settings = RankSettings(rank=1, size=2, meeting="here")
+    assert not world._is_other(settings, None, None, "here")
+    assert world._is_other(settings, 0, None, None) and world._is_other(settings, None, None, "elsewhere")

@@ -23,7 +23,7 @@ class NodeReport(Record, frozen=True):
     node_id: Name
     pid: Count
     addresses: Addresses
-    state: Name  # healthy, paused, stuck, quarantined, suspect, dead
+    state: Name  # healthy, paused, stuck, quarantined, suspect, dead, left
     version: Name
     devices: tuple[DeviceReport, ...]
     silent_s: Seconds = 0.0  # since it was last heard
