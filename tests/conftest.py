@@ -8,12 +8,16 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from support import kept_kernels
 
 from wire.system.malloc import give_back
 
+PROCESSES = Path(__file__).parent / "e2e"
+FILES_OF_PROCESSES_UNTIL = 0.85  # of a run; they take longest, and at its end a core would have nothing else to do
 STDERR = os.dup(sys.__stderr__.fileno() if sys.__stderr__ else 2)  # what stands here is not captured
 
 # Each file is compiled once.  Containers often forbid Python to keep bytecode; a run starts a thousand processes, and
@@ -36,6 +40,24 @@ settings.register_profile(
     "steady", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("steady")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One folder for the machine code of all processes of this run: pytest-xdist starts the others after this."""
+    if not hasattr(config, "workerinput"):
+        kept_kernels.make_folder()
+        config.add_cleanup(kept_kernels.remove_folder)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files of processes are spread among the others: their tests wait for most of the time, and the others compute.
+    One after the other, cores would have nothing to do at first, and four processes for two of them later."""
+    files = list(dict.fromkeys(item.path for item in items))
+    place: dict[Path, float] = {}
+    for waiting, until in ((True, FILES_OF_PROCESSES_UNTIL), (False, 1.0)):
+        those = [path for path in files if (PROCESSES in path.parents) == waiting]
+        place |= {path: until * number / len(those) for number, path in enumerate(those)}
+    items.sort(key=lambda item: place[item.path])  # which leaves those of a file in their order
 
 
 @pytest.hookimpl(wrapper=True)

@@ -20,6 +20,7 @@ from support.adapter import as_gpu, needs_adapter
 from support.cases.op_cases import PROGRAMS, ROWS, Case, cases
 from support.cases.random_graphs import random_graph
 from support.compare import assert_close, magnitude_of
+from support.kept_kernels import native_engine
 from support.node_by_node import judge
 
 from wire.errors import GraphError, Unsupported
@@ -28,7 +29,6 @@ from wire.ir.graph import WireGraph
 from wire.ir.ops import EXACT, OPS, inner_graphs
 from worker.cpu import CpuEngine, evaluate
 from worker.engine.protocol import Engine
-from worker.native.engine import NativeEngine
 from worker.wgsl.profile import CPU_ONLY, WEBGPU_MINIMUM
 
 EVERY_DTYPE = {"bool", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "f16", "bf16", "f32", "f64",
@@ -44,7 +44,7 @@ def _wgsl(folder: Path, limits: Any = None) -> Engine:
 
 ENGINES: dict[str, Callable[[Path], Engine]] = {
     "cpu": lambda folder: CpuEngine(),
-    "native": lambda folder: NativeEngine(threads=2),
+    "native": lambda folder: native_engine(threads=2),
     "wgsl": _wgsl,
     "wgsl-minimum": lambda folder: as_gpu(_wgsl(folder, WEBGPU_MINIMUM)),
 }

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from support.adapter import needs_adapter
 from support.endless import endless
+from support.kept_kernels import native_engine
 
 import mesh
 import mesh.numpy as mnp
@@ -25,7 +26,6 @@ from worker.engine.kernel_rows import KernelRow, Span
 from worker.engine.protocol import Engine, explained
 from worker.engine_host.explanation import Texts, explanation, know
 from worker.engine_host.kernel_trace import KernelTrace
-from worker.native.engine import NativeEngine
 
 M, K, N = 48, 32, 24
 X, W, B = (np.linspace(-1, 1, n, dtype=np.float32) for n in (M * K, K * N, N))
@@ -38,7 +38,7 @@ def wgsl(stamps: bool = True) -> Engine:
     return WgslEngine(stamps=stamps)
 
 
-ENGINES = {"cpu": CpuEngine, "native": lambda: NativeEngine(threads=2), "wgsl": wgsl}
+ENGINES = {"cpu": CpuEngine, "native": lambda: native_engine(threads=2), "wgsl": wgsl}
 NAMES = [pytest.param(name, marks=needs_adapter) if name == "wgsl" else name for name in ENGINES]
 
 
@@ -204,7 +204,7 @@ def test_texts_are_those_of_the_engine(engine: Engine) -> None:
 
 
 def test_threads_that_share_a_kernel_are_told_each_and_overlap() -> None:
-    engine = NativeEngine(threads=2)
+    engine = native_engine(threads=2)
     executable = engine.compile(trace(lambda x: mnp.sin(x @ x), np.ones((512, 512), np.float32)))
     for _ in range(20):  # a thread may come too late
         _, spans = watched(engine, executable, [np.ones((512, 512), np.float32)])

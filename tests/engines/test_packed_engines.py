@@ -10,6 +10,7 @@ import pytest
 from gguf.constants import GGMLQuantizationType as Type
 from support.adapter import needs_adapter
 from support.cases.gguf_files import HALVES, random_blocks
+from support.kept_kernels import native_engine
 
 import mesh.numpy as mnp
 from mesh import trace
@@ -18,7 +19,6 @@ from mesh.nn.packed import packed_product, unpacked
 from wire.passes.simplify import simplify
 from worker.cpu.engine import evaluate
 from worker.engine.protocol import Engine, explained
-from worker.native.engine import NativeEngine
 
 INPUTS, OUTPUTS = 512, 96
 
@@ -31,7 +31,7 @@ def wgsl() -> Engine:
 
 @pytest.fixture(scope="module", params=["native", pytest.param("wgsl", marks=needs_adapter)])
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    made: Engine = NativeEngine(threads=2) if request.param == "native" else wgsl()
+    made: Engine = native_engine(threads=2) if request.param == "native" else wgsl()
     yield made
     made.close()
 

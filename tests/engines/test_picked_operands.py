@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.kept_kernels import native_engine
 
 import mesh
 import mesh.numpy as mnp
@@ -21,7 +22,7 @@ LENGTH = WIDTH * PAGE  # more than one run of a sum
 
 @pytest.fixture(scope="module")
 def native() -> Iterator[NativeEngine]:
-    engine = NativeEngine(threads=2)
+    engine = native_engine(threads=2)
     yield engine
     engine.close()
 

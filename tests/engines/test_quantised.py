@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.adapter import as_gpu, needs_adapter
+from support.kept_kernels import native_engine
 
 import mesh
 import mesh.numpy as mnp
@@ -39,7 +40,7 @@ def wgsl(like_gpu: bool) -> Engine:
 
 ENGINES: dict[str, Callable[[], Engine]] = {
     "cpu": CpuEngine,
-    "native": lambda: NativeEngine(threads=2),
+    "native": lambda: native_engine(threads=2),
     "wgsl": lambda: wgsl(like_gpu=False),
     "gpu": lambda: wgsl(like_gpu=True),
 }

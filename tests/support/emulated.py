@@ -18,6 +18,7 @@ from worker.native.llvm import Processor
 from worker.native.threads import Threads
 
 from .adapter import REQUIRED
+from .kept_kernels import folder
 
 HAS_EMULATOR = REQUIRED or find_spec("unicorn") is not None
 needs_emulator = pytest.mark.skipif(not HAS_EMULATOR, reason="the emulator is not installed (unicorn, of `dev`)")
@@ -37,7 +38,7 @@ class EmulatedEngine(NativeEngine):
     """A native engine whose kernels are aarch64's; `walked` is how many programs the emulator has run."""
 
     def __init__(self, processor: Processor) -> None:
-        super().__init__(processor=processor)
+        super().__init__(folder=folder(), processor=processor)
         self._walker = _Walker(self._library.runner())
         self._threads = Threads(self._walker, 1)  # type: ignore[arg-type]
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.kept_kernels import native_engine
 
 from mesh import trace
 from wire.ir.dtypes import BF16, F16, F32
@@ -15,7 +16,6 @@ from wire.limits import MIB
 from worker.engine import line_aligned
 from worker.engine.donation import Lent
 from worker.engine.line_aligned import LARGE_BYTES, LINE_BYTES, PAGE_BYTES, SMALL_BYTES
-from worker.native.engine import NativeEngine
 
 WIDTH = 64
 ROWS = SMALL_BYTES // (4 * WIDTH)
@@ -66,7 +66,7 @@ def test_the_address_of_an_array_is_what_numpy_says() -> None:
 
 @pytest.fixture(scope="module")
 def engine() -> Any:
-    made = NativeEngine(threads=1)
+    made = native_engine(threads=1)
     yield made
     made.close()
 

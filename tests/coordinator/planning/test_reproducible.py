@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from support.cases.towers import layers
 from support.cases.training import batch, first_state, train
+from support.kept_kernels import native_engine
 from support.machines.profiles import NARROW, device, near, worker
 from support.machines.run_plan import run_plan
 
@@ -33,7 +34,6 @@ from wire.policy.strategies import DeviceMap, strategy_of, text_of
 from worker.cpu import evaluate
 from worker.cpu.engine import ordered
 from worker.cpu.process import arithmetic
-from worker.native.engine import NativeEngine
 
 RNG = np.random.default_rng(11)
 SAME = Auto(reproducible=True).text
@@ -227,7 +227,7 @@ NATIVE = {
 
 @pytest.fixture(scope="module")
 def compute() -> Iterator[Callable[..., Any]]:
-    engine = NativeEngine(threads=2)
+    engine = native_engine(threads=2)
     yield lambda graph, values: engine.run(engine.compile(graph), ordered(graph, values))
     engine.close()
 

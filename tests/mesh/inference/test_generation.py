@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.cases.language import GOLDEN, golden_model, gpt2_folder, with_bytes
+from support.kept_kernels import native_engine
 
 import mesh
 from mesh.core.array import handle_array
@@ -49,7 +50,7 @@ def test_a_text_is_the_same_alone_and_in_a_batch_whatever_the_seed() -> None:
 
 @pytest.fixture(scope="module")
 def native() -> Iterator[NativeEngine]:
-    engine = NativeEngine(threads=2)
+    engine = native_engine(threads=2)
     yield engine
     engine.close()
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from support.cases.layouts import GRIDS, layouts
 from support.cases.sharded_cases import Case, cases
+from support.kept_kernels import native_engine
 
 from wire.ir.arithmetic import by_libraries
 from wire.ir.ops import OPS
@@ -30,7 +31,7 @@ WAYS_MAX = 400  # of one case on one grid; of more, that many are tried
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[NativeEngine]:
-    made = NativeEngine()
+    made = native_engine()
     yield made
     made.close()
 

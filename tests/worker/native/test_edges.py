@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.cases.cuts import same_bits
+from support.kept_kernels import native_engine
 
 import mesh.numpy as mnp
 from mesh import nn, trace, vjp
@@ -60,7 +61,7 @@ FILLS, LONG_FILLS = [-1e30], [np.nan, -np.inf, 0.25]
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[NativeEngine]:
-    made = NativeEngine(threads=2)
+    made = native_engine(threads=2)
     yield made
     made.close()
 

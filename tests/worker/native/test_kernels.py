@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.cases.op_cases import cases
+from support.kept_kernels import native_engine
 
 import mesh.numpy as mnp
 from mesh import grad, nn, trace
@@ -21,7 +22,6 @@ from worker.compiler.fuse import Group, fuse
 from worker.cpu.engine import evaluate
 from worker.cpu.inplace_analysis import FUSED
 from worker.native import outline
-from worker.native.engine import NativeEngine
 from worker.native.kernels.frame import Frame
 from worker.native.kernels.join import lower_join
 from worker.native.kernels.map import best_plane, gathers, turned_loads
@@ -58,7 +58,7 @@ def test_padding_strides_and_joins_are_read_by_whole_vectors(name: str) -> None:
     for part in parts_of(fn, X):
         assert part.kind == "map"
         assert not gathers(best_plane(Frame.of(part, 32)), 8)
-    engine, graph = NativeEngine(), trace(fn, X)
+    engine, graph = native_engine(), trace(fn, X)
     (result,), (expected,) = engine.run(engine.compile(graph), [X]), evaluate(graph, {"x": X})
     np.testing.assert_allclose(result, expected, rtol=1e-6)
     engine.close()
@@ -86,7 +86,7 @@ def test_transposes_are_read_by_whole_vectors(name: str) -> None:
 @pytest.mark.parametrize("vector_bytes", [16, 32])
 @pytest.mark.parametrize("dtype", [np.float32, np.int64, np.float16])
 def test_transposes_are_those_of_numpy(dtype: Any, vector_bytes: int) -> None:
-    engine, rng = NativeEngine(vector_bytes=vector_bytes, threads=2), np.random.default_rng(3)
+    engine, rng = native_engine(vector_bytes=vector_bytes, threads=2), np.random.default_rng(3)
     for shape, perm in TURNED.values():
 
         def chosen(x: Any, y: Any, perm: Sequence[int] = perm) -> Any:
@@ -179,7 +179,7 @@ def test_the_next_row_is_fetched_where_a_long_one_is_passed_over_twice() -> None
 def test_a_conv_may_step_far_along_an_axis_with_one_place(dtype: str) -> None:
     """Steps that nobody makes need no memory."""
     case = next(case for case in cases("conv") if case.id == f"conv/{dtype}/huge-steps")
-    engine = NativeEngine()
+    engine = native_engine()
     (result,), (expected,) = engine.run(engine.compile(case.graph), case.arguments), evaluate(case.graph, case.inputs)
     np.testing.assert_allclose(result, expected, rtol=1e-3)
     engine.close()
@@ -199,7 +199,7 @@ def test_a_conv_may_step_past_its_last_window(samples: int, stride: int) -> None
     ])  # fmt: skip
     rng = np.random.default_rng(stride)
     given = [rng.standard_normal(shape, dtype=np.float32) for shape in ((samples, 2, 4, 6), (3, 2, 2, 2))]
-    engine = NativeEngine()
+    engine = native_engine()
     (result,) = engine.run(engine.compile(graph), given)
     (expected,) = evaluate(graph, dict(zip("xw", given, strict=True)))
     np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
@@ -289,7 +289,7 @@ def test_a_matrix_of_products_that_numpy_computes_stays_as_it_lies(dtype: Any) -
 def test_a_matrix_that_is_transposed_once_gives_the_bits_that_it_gave(dtype: Any) -> None:
     rng = np.random.default_rng(7)
     h, w = rng.standard_normal((3, 300)).astype(dtype), (rng.standard_normal((300, 300)) / 9).astype(dtype)
-    engine = NativeEngine()
+    engine = native_engine()
     (whole,) = engine.run(engine.compile(simplify(trace(recurrent(OFTEN), h, w))), [h, w])
     step = engine.compile(simplify(trace(recurrent(1), h, w)))
     for _ in range(OFTEN):
@@ -325,7 +325,7 @@ JOINS: dict[str, tuple[Callable[..., Any], int]] = {  # and how many kernels the
 def test_many_parts_are_copied_as_they_lie(name: str) -> None:
     function, kernels = JOINS[name]
     numbers = np.arange(9 * 70).reshape(9, 70)
-    engines = [NativeEngine(vector_bytes=width, threads=width // 16) for width in (16, 32)]
+    engines = [native_engine(vector_bytes=width, threads=width // 16) for width in (16, 32)]
     for x in (numbers.astype(np.float32), numbers.astype(np.float16), numbers % 3 == 0):
         graph = trace(function, x)
         nodes = [node for node in outlined(graph).nodes if node.op not in LEAVES]
@@ -342,7 +342,7 @@ def test_many_parts_are_copied_as_they_lie(name: str) -> None:
 def test_rows_of_a_long_join_are_shared_out() -> None:
     x = np.arange(3 << 18, dtype=np.float32).reshape(-1, 24)
     graph = trace(lambda x: mnp.concat([x[:, at : at + 2] * 2 for at in range(0, 24, 2)], axis=1), x)
-    engine = NativeEngine(threads=3)
+    engine = native_engine(threads=3)
     (found,) = engine.run(engine.compile(graph), [x])
     assert np.array_equal(found, x * 2)
     (join,) = (part for part in parts_of_graph(graph) if part.kind == "join")

@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from support.cases.cuts import cut_in_two, same_bits
 from support.cases.random_graphs import random_graph
+from support.kept_kernels import native_engine
 from support.node_by_node import judge
 
 import mesh.numpy as mnp
@@ -25,8 +26,8 @@ WIDTHS = [width for width in (16, 32, 64) if width <= this_processor().vector_by
 
 @pytest.fixture(scope="module")
 def engines() -> Iterator[dict[str, NativeEngine]]:
-    made = {f"{width} bytes": NativeEngine(vector_bytes=width) for width in WIDTHS}
-    made.update({f"{threads} threads": NativeEngine(threads=threads) for threads in (2, 3, 4)})
+    made = {f"{width} bytes": native_engine(vector_bytes=width) for width in WIDTHS}
+    made.update({f"{threads} threads": native_engine(threads=threads) for threads in (2, 3, 4)})
     yield made
     for engine in made.values():
         engine.close()

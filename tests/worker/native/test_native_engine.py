@@ -107,7 +107,7 @@ def test_outputs_have_memory_of_their_own(only_fused: bool, function: Any) -> No
 
 def test_a_run_that_is_stopped_ends_soon_and_the_next_one_is_whole() -> None:
     """A product of some seconds is stopped after its first tiles."""
-    size = 6144
+    size = 4096
     graph = trace(lambda x, y: x @ y @ x @ y, *[np.zeros((size, size), np.float32)] * 2)
     engine, asked = NativeEngine(threads=2), threading.Event()
     executable, arrays = engine.compile(graph), [np.zeros((size, size), np.float32)] * 2

@@ -8,6 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from support.kept_kernels import native_engine
 
 import mesh.numpy as mnp
 from mesh import nn, trace
@@ -57,8 +58,8 @@ def test_the_bits_are_those_of_usual_stores(name: str, threads: int, vector_byte
     function, shape, dtype = CASES[name]
     x = drawn(shape, dtype)
     graph = trace(function, x)
-    usual = NativeEngine(threads=threads, vector_bytes=vector_bytes)
-    past = NativeEngine(threads=threads, vector_bytes=vector_bytes, non_temporal_bytes=0)
+    usual = native_engine(threads=threads, vector_bytes=vector_bytes)
+    past = native_engine(threads=threads, vector_bytes=vector_bytes, non_temporal_bytes=0)
     assert computed(past, graph, x) == computed(usual, graph, x)
     assert not any(MARK in text for text in texts(usual, function, x))
     if vector_bytes == 64:
@@ -73,7 +74,7 @@ def texts(engine: NativeEngine, function: Callable[..., Any], *arrays: Any) -> l
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_results_are_stored_so_that_are_larger_than_what_the_threads_caches_hold(threads: int) -> None:
-    engine = NativeEngine(threads=threads)
+    engine = native_engine(threads=threads)
     elements = NON_TEMPORAL_BYTES // 4 * threads
     small, large = (np.zeros((count, 4), np.float32) for count in (elements // 4 - 1, elements // 4))
     assert [MARK in text for text in texts(engine, lambda x: x + 1, small)] == [False]
@@ -85,7 +86,7 @@ def test_results_are_stored_so_that_are_larger_than_what_the_threads_caches_hold
 
 
 def test_what_is_read_next_by_the_same_program_is_not() -> None:
-    engine = NativeEngine()
+    engine = native_engine()
     large = np.zeros((NON_TEMPORAL_BYTES // 4096, 1024), np.float32)
     weights = np.zeros((1024, 8), np.float32)
     stored = texts(engine, lambda x, w: nn.softmax(x, -1) @ w, large, weights)

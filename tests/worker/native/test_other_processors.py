@@ -15,6 +15,7 @@ from support.cases.op_cases import PROGRAMS, ROWS, cases
 from support.cases.random_graphs import random_graph
 from support.compare import same_bits
 from support.emulated import ARM, EmulatedEngine, needs_emulator
+from support.kept_kernels import native_engine
 from support.vector_functions import without_avx512
 
 import mesh
@@ -36,9 +37,9 @@ VOCABULARY, LENGTH, ROWS_OF_TEXT = 80, 24, 4
 @pytest.fixture(scope="module")
 def engines() -> Iterator[dict[str, NativeEngine]]:
     here = this_processor()
-    made = {f"{8 * here.vector_bytes} bits": NativeEngine()}
+    made = {f"{8 * here.vector_bytes} bits": native_engine()}
     if here.vector_bytes == 64:
-        made["AVX2"] = NativeEngine(processor=without_avx512(here))
+        made["AVX2"] = native_engine(processor=without_avx512(here))
     made.update({name: EmulatedEngine(processor) for name, processor in ARM.items()})
     yield made
     for engine in made.values():

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 from support.cases.cuts import same_bits
+from support.kept_kernels import native_engine
 
 import mesh.numpy as mnp
 from mesh import nn, trace, vjp
 from wire.ir.dtypes import F32
 from wire.ir.types import TensorType
-from worker.native.engine import NativeEngine
 from worker.native.steps import CACHE_BYTES, STEPS_MAX, Step, regions_of
 from worker.native.threads import Program
 
@@ -99,7 +99,7 @@ def given() -> list[Any]:
 def test_regions_have_the_bits_of_kernels_one_after_the_other(
     name: str, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, programs = NativeEngine(threads=threads), list[Program]()
+    engine, programs = native_engine(threads=threads), list[Program]()
     run = engine._threads.run
 
     def noted(program: Program, *more: Any) -> bool:
@@ -121,7 +121,7 @@ def test_regions_have_the_bits_of_kernels_one_after_the_other(
 
 
 def test_a_region_takes_memory_for_the_slices_of_its_threads_alone() -> None:
-    engine = NativeEngine()
+    engine = native_engine()
     executable, arrays = engine.compile(trace(masked, *given())), given()
     engine.run(executable, arrays)
     (kernels,) = [call.kernel for call in executable.calls]

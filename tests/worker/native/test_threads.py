@@ -16,6 +16,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from support.kept_kernels import folder
 
 from worker.native.library import Library
 from worker.native.llvm import I64, Loaded, index, loop, machine_code, new_module, this_processor
@@ -29,7 +30,7 @@ MANY = 4
 
 @cache
 def library() -> Library:
-    return Library()
+    return Library(Objects(folder()))
 
 
 @cache
