@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 
 import pytest
-from support.source import ROOT, SourceFile, source_files
+from support.source import ROOT, SourceFile, source_files, walk
 
 LINES_MAX = 800  # of code: a file is one noun; the largest state machine with its shell fits
 SELF_EVIDENT_LINES = 12  # a shorter function with a good name may do without a docstring
@@ -163,7 +163,7 @@ def test_no_file_contains(what: str) -> None:
     ],
 )
 def test_the_rows_find_what_they_forbid(what: str, text: str) -> None:
-    assert any(isinstance(node, ABOUT) and FORBIDDEN[what](node) for node in ast.walk(ast.parse(text)))
+    assert any(isinstance(node, ABOUT) and FORBIDDEN[what](node) for node in walk(ast.parse(text)))
 
 
 def test_numpy_files_are_read_without_pickles() -> None:
@@ -184,7 +184,7 @@ def test_commands_print_in_one_place_only() -> None:
         file.path
         for file in PROGRAM
         if file.path.startswith("mesh/commands/")
-        for node in ast.walk(file.tree)
+        for node in file.nodes
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     }
     assert prints == {"mesh/commands/output.py"}
@@ -324,7 +324,7 @@ def _asserting_names(file: SourceFile) -> set[str]:
 
 
 def _asserts(function: Function, asserting: set[str]) -> bool:
-    for node in ast.walk(function):
+    for node in walk(function):
         if isinstance(node, ast.Assert) or (isinstance(node, ast.Raise) and "AssertionError" in ast.unparse(node)):
             return True
         if isinstance(node, ast.Call):
@@ -343,12 +343,12 @@ def tasks_made(tree: ast.AST) -> Iterator[ast.AST]:
     """Calls that make a task, but for those of a TaskGroup, which raises what its tasks raise."""
     groups = {
         item.optional_vars.id
-        for node in ast.walk(tree)
+        for node in walk(tree)
         if isinstance(node, ast.AsyncWith)
         for item in node.items
         if calls("asyncio.TaskGroup")(item.context_expr) and isinstance(item.optional_vars, ast.Name)
     }
-    for node in ast.walk(tree):
+    for node in walk(tree):
         called = node.func if isinstance(node, ast.Call) else None
         name = getattr(called, "attr", getattr(called, "id", ""))
         owner = getattr(getattr(called, "value", None), "id", "")
@@ -362,8 +362,7 @@ def test_shells_make_tasks_in_one_place_only() -> None:
 
 
 def test_loggers_are_made_in_one_place_only() -> None:
-    made = {file.path for file in OURS for node in ast.walk(file.tree) if calls("logging.getLogger")(node)}
-    made = {path for path in made if path.split("/")[0] in ("mesh", "wire", "worker", "coordinator")}
+    made = {file.path for file in PROGRAM for node in file.nodes if calls("logging.getLogger")(node)}
     assert made == {"wire/system/steady_log.py"}, "use steady_logger, so that no handler of a program's stops anything"
 
 
@@ -391,7 +390,7 @@ WAITS_OF = "credentials.adopt", "fresh.adopt", "authority.certify_coordinator", 
 def waits_for_a_disk(tree: ast.AST) -> Iterator[ast.Call]:
     """Calls in coroutines of what waits for a disk or for another process; a thread is given the function, which is no
     call."""
-    for function in ast.walk(tree):
+    for function in walk(tree):
         if isinstance(function, ast.AsyncFunctionDef):
             yield from (node for node in _own(function) if isinstance(node, ast.Call) and _waits(node))
 

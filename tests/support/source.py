@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from wire.cached_property import cached_property
+from wire.collector import collector_paused
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = ("mesh", "wire", "coordinator", "worker")
@@ -62,12 +63,13 @@ class SourceFile:
 
     @cached_property
     def tree(self) -> ast.Module:
-        return ast.parse(self.text, self.path)
+        with collector_paused():  # it would look for cycles among the new nodes again and again
+            return ast.parse(self.text, self.path)
 
     @cached_property
     def nodes(self) -> tuple[ast.AST, ...]:
         """Every node of the syntax tree."""
-        return tuple(ast.walk(self.tree))
+        return tuple(walk(self.tree))
 
     @cached_property
     def imports(self) -> tuple[Import, ...]:
@@ -96,6 +98,19 @@ class SourceFile:
             return node.module or ""
         folder = self.path.split("/")[: -node.level]
         return ".".join([*folder, *([node.module] if node.module else [])])
+
+
+def walk(tree: ast.AST) -> list[ast.AST]:
+    """What ast.walk gives, in its order, in less than half of the time: there are two million nodes."""
+    found = [tree]
+    for node in found:  # which grows
+        for name in node._fields:
+            child = getattr(node, name, None)
+            if type(child) is list:
+                found += [each for each in child if isinstance(each, ast.AST)]
+            elif type(child) is not str and isinstance(child, ast.AST):
+                found.append(child)
+    return found
 
 
 @cache

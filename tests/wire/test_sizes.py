@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from support.source import PACKAGES, SourceFile, source_files
+from support.source import PACKAGES, SourceFile, source_files, walk
 
 from mesh.util.units import parse_size
 from wire.units import counted, need_text, room_text, size_text, time_text
@@ -54,9 +54,16 @@ def test_one_thing_is_no_several() -> None:
     assert [counted(count, "part") for count in (0, 1, 2, 1234)] == ["0 parts", "1 part", "2 parts", "1,234 parts"]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def trees_that_are_let_go() -> Iterator[None]:
+    yield
+    for file in source_files(*PACKAGES):
+        file.forget()
+
+
 def raw_times(file: SourceFile) -> Iterator[str]:
     """Texts that write a number of milliseconds themselves, or a time in three digits."""
-    for node in ast.walk(ast.parse(file.text)):
+    for node in file.nodes:
         if not isinstance(node, ast.JoinedStr):
             continue
         for value, after in zip(node.values, node.values[1:], strict=False):
@@ -80,14 +87,13 @@ def test_what_people_read_has_its_times_from_one_function() -> None:
 
 def raw_sizes(file: SourceFile) -> Iterator[str]:
     """Texts of errors, reasons and events that hold a number of bytes as it is."""
-    tree = ast.parse(file.text)
     exact = {
         id(inner)
-        for call in ast.walk(tree)
+        for call in file.nodes
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in EXACT
-        for inner in ast.walk(call)
+        for inner in walk(call)
     }
-    for node in ast.walk(tree):
+    for node in file.nodes:
         if not isinstance(node, ast.JoinedStr) or id(node) in exact:
             continue
         for value, after in zip(node.values, node.values[1:], strict=False):

@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from support.source import walk
 
 from docs.tools.configuration_page import markdown
 from mesh import Mesh
@@ -78,7 +79,7 @@ def test_every_row_is_read_and_only_by_processes_that_it_names() -> None:
     for package in ("wire", "worker", "coordinator", "mesh"):
         for path in (ROOT / package).rglob("*.py"):
             if path != ROOT / "wire" / "timeouts.py":
-                for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                for node in walk(ast.parse(path.read_text(encoding="utf-8"))):
                     if isinstance(node, ast.Attribute) and node.attr in ROWS and isinstance(node.ctx, ast.Load):
                         readers[node.attr] |= {package}
     for name, packages in readers.items():
