@@ -48,6 +48,11 @@ def ranges(default: int, last: int, count: int = 32) -> list[Any]:
     return [range(default), *long]
 
 
+def seeds(default: int, last: int) -> list[Any]:
+    """Seeds from 0 on for a test, each a test of its own: `default` of them for every run, and all for the long one."""
+    return [*range(default), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(default, last))]
+
+
 class Trial(Protocol):
     """What a seed draws; `run` raises for what must not be, and `ends` counts in words what came of it."""
 

@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from support.cases.random_graphs import COMPLEX, random_graph
 from support.compare import same_bits
+from support.kept_kernels import native_engine
 from support.machines.profiles import random_profiles
 from support.machines.run_plan import run_plan
 
@@ -21,7 +22,6 @@ from wire.ir.dtypes import DTYPES
 from wire.ir.graph import WireGraph
 from wire.policy.strategies import STRATEGIES, text_of
 from worker.cpu.engine import ordered
-from worker.native.engine import NativeEngine
 
 Compute = Callable[[WireGraph, Mapping[str, NDArray[Any]]], Sequence[NDArray[Any]]]
 
@@ -29,7 +29,7 @@ Compute = Callable[[WireGraph, Mapping[str, NDArray[Any]]], Sequence[NDArray[Any
 @pytest.fixture(scope="module")
 def computing() -> Iterator[list[Compute]]:
     """By numbers of threads, from 1 on."""
-    engines = [NativeEngine(threads=threads) for threads in (1, 2, 3, 4)]
+    engines = [native_engine(threads=threads) for threads in (1, 2, 3, 4)]
     yield [
         lambda graph, values, engine=engine: engine.run(engine.compile(graph), ordered(graph, values))
         for engine in engines
@@ -67,7 +67,7 @@ def sweep(seed: int, computing: Sequence[Compute]) -> int:
     return made
 
 
-@pytest.mark.parametrize("seed", [4, 13, 16, 27])
+@pytest.mark.parametrize("seed", [4, 13, *(pytest.param(seed, marks=pytest.mark.long) for seed in (16, 27))])
 def test_a_random_program_has_one_result(seed: int, computing: Sequence[Compute]) -> None:
     assert sweep(seed, computing) >= 3
 

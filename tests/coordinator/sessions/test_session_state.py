@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from support.by_seed import ranges
 from support.machines.session_world import PIECES, World
 
 from coordinator.lifecycle.retry import ATTEMPTS_MAX
@@ -609,11 +610,12 @@ DURABLE = [
 
 @pytest.mark.parametrize("policy", DURABLE, ids=lambda policy: policy.copies)
 @pytest.mark.parametrize("form", ["spread", "together", "replicas"])
+@pytest.mark.parametrize("seeds", ranges(14, 40), ids=str)
 def test_what_a_client_has_no_answer_of_is_done_again_after_a_restart_and_nothing_else_is_told(
-    policy: Policy, form: str
+    seeds: range, policy: Policy, form: str
 ) -> None:
     """In every second life, a worker dies with the coordinator where others have copies, once these are whole again."""
-    for seed in range(40):
+    for seed in seeds:
         dies = seed % 2 == 1 and policy.copies in ("buddy", "coded")
         world = World(seed, policy, together=form == "together", replicas=form == "replicas")
         chance, heard, asked = world.random, 0, 0

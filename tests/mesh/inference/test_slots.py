@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from support.by_seed import seeds
 
 from mesh.inference.continuous_batching import FULL, ROOMY_TOKENS, STOP, ChosenToken, Feeds, Slots, TextRequest, bucket
 from mesh.inference.kv_pages import NOBODYS, PAGE, pages_for
@@ -169,17 +170,17 @@ def wishes(seed: int, count: int) -> list[TextRequest]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(8, 20))
 def test_every_text_is_as_if_it_were_alone(seed: int) -> None:
     play(wishes(seed, 12), seed)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(8, 20))
 def test_texts_go_on_where_they_were_after_the_state_is_lost(seed: int) -> None:
     play(wishes(seed, 8), seed, die=0.1)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(15, 40))
 def test_texts_that_there_are_too_few_pages_for_wait_and_go_on(seed: int) -> None:
     """The longest text alone fills the pool, and some of them are not wanted any more."""
     most = max(pages_for(len(wish.prompt) + wish.tokens_max - 1) for wish in wishes(seed, 10))
@@ -195,7 +196,7 @@ def test_drafts_change_no_text_whether_they_are_right_or_not(right: float) -> No
     )
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(15, 40))
 def test_drafts_change_no_text_where_the_state_is_lost_or_there_are_few_pages(seed: int) -> None:
     most = max(pages_for(len(wish.prompt) + wish.tokens_max - 1) for wish in wishes(seed, 10))
     pages_max = 1 + most + seed % 5 if seed % 2 else 1 << 20

@@ -133,12 +133,12 @@ def check(seed: int) -> None:
     np.testing.assert_allclose(found[9], found[7], 1e-9, 1e-9 * scale, err_msg=what)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_a_random_program_has_the_derivatives_of_differences(seed: int) -> None:
     check(seed)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(12, 600))
+@pytest.mark.parametrize("seed", range(6, 600))
 def test_more_random_programs_have_the_derivatives_of_differences(seed: int) -> None:
     check(seed)
