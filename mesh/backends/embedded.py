@@ -196,7 +196,7 @@ async def start_coordinator(
     """Start a coordinator on this loop that does not listen yet: for members of its mesh, or without credentials for
     those nodes of this machine that know the secret."""
     allow_open_files()
-    shared = await asyncio.to_thread(SharedDir.create)
+    shared = await SharedDir.created()
     node_id = credentials.node_id if credentials else ""
     identity = identity_here("coordinator", config.mesh, config.name, shared, node_id)
     endpoint = partial(Endpoint, credentials=credentials, timeouts=config.timeouts, secret=secret)

@@ -186,7 +186,7 @@ class Remote:
             membership = await asyncio.to_thread(client_membership, mesh, where=where, timeouts=timeouts)
         where = f"{shown(host)}:{port}"
         expired = await membership.refresh(where)
-        shared = await asyncio.to_thread(SharedDir.create)
+        shared = await SharedDir.created()
         node_id = process_id(membership.credentials.node_id)
         identity = identity_here(membership.credentials.member.role, mesh, default_name(), shared, node_id)
         remote = Remote(identity, shared, membership, timeouts=timeouts)

@@ -17,6 +17,7 @@ doubles, by 0.5 MiB at once, when some thousand names have come and gone.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import re
@@ -86,6 +87,16 @@ class SharedDir:
         except OSError as error:
             raise ConfigError(f"no folder can be made in {folder}", cause=str(error)) from None
         return cls(path, locks)
+
+    @classmethod
+    async def created(cls, base: Path | None = None) -> SharedDir:
+        """What `create` makes, in a thread; the thread cannot be stopped, so it is closed if this is cancelled."""
+        making = asyncio.get_running_loop().run_in_executor(None, cls.create, base)
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            making.add_done_callback(_unwanted)
+            raise
 
     @classmethod
     def attach(cls, path: Path) -> SharedDir:
@@ -410,6 +421,11 @@ def _base() -> Path:
         if space.f_frsize * space.f_blocks >= MEMORY_BYTES_MIN and os.access(MEMORY_FOLDER, os.W_OK):
             return MEMORY_FOLDER
     return Path(tempfile.gettempdir())
+
+
+def _unwanted(making: asyncio.Future[SharedDir]) -> None:
+    if not making.cancelled() and making.exception() is None:
+        making.result().close()
 
 
 def _with_room(make: Callable[[], T]) -> T:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import subprocess
-from pathlib import Path
+import threading
+from pathlib import Path, PosixPath, WindowsPath
 
 import numpy as np
 import psutil
@@ -232,3 +234,27 @@ async def test_a_push_that_was_stopped_before_it_began_leaves_no_file(tmp_path: 
 
 def files_of(directory: SharedDir) -> set[str]:
     return {path.name for path in directory.path.iterdir()} - {"lock"}
+
+
+class SlowFolder(PosixPath if os.name == "posix" else WindowsPath):
+    """A folder in which nothing is made before it may be."""
+
+    begun, may = threading.Event(), threading.Event()
+
+    def __truediv__(self, name: str | os.PathLike[str]) -> Path:
+        self.begun.set()
+        assert self.may.wait(10.0)
+        return Path(self, name)
+
+
+async def test_a_folder_that_nobody_waits_for_any_more_is_removed(tmp_path: Path) -> None:
+    """As `build_async` under a deadline does: the folder and its descriptors stayed until the process ended."""
+    folder = SlowFolder(tmp_path)
+    making = asyncio.create_task(SharedDir.created(folder))
+    await until(folder.begun.is_set, within_s=10.0)
+    making.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await making
+    folder.may.set()
+    await asyncio.get_running_loop().shutdown_default_executor()
+    await until(lambda: not any(tmp_path.iterdir()), within_s=5.0)
