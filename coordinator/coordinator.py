@@ -22,6 +22,7 @@ from .config import CoordinatorConfig
 from .coordinator_parts import CoordinatorParts
 from .planning.model.profiles import CLIENT
 from .planning.model.program import Program, Trial
+from .runtime.direct_path import DirectPath
 from .workers import worker_names
 from .workers.call_report import CallReport
 from .workers.records import Enrolled
@@ -103,6 +104,10 @@ class Coordinator(CoordinatorParts):
         call = self._runner.submit(program, inputs, patient, trial, owner, held)
         self.health.report_waiting()
         return call
+
+    def direct_path(self, program: Program) -> DirectPath | None:
+        """The path by which any thread of this process may call a program, if there is one now."""
+        return self._runner.direct.path(program)
 
     def forget_program(self, program: Program) -> None:
         """Drop the plans of a program that is not called any more, and the weights that no other program uses."""

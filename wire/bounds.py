@@ -620,6 +620,15 @@ INLINE_OUTPUTS = Bound(
 )
 TRACE_WAITS = Bound("host", "Events of a kernel trace in memory.", SPILLS, "They are written to the file.", most=MIB)
 
+DIRECT_CALLERS = Bound(
+    "host",
+    "Connections for direct calls of a program, each of one part.",
+    FORGETS,
+    "The one that was not used for longest is closed. Its calls go through the coordinator.",
+    unit="connections",
+    most=16,
+)
+
 # -- daemon
 
 LOG_QUEUE = Bound(

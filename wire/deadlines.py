@@ -201,6 +201,19 @@ RANK_PROOF = Deadline(
     "run", "An engine host waits for its caller to prove who it is.", "It hangs up.", timeout="rank_proof_s"
 )
 
+DIRECT_OPENING = Deadline(
+    "run",
+    "A coordinator in a program waits until a worker of its machine has connected an engine host for direct calls.",
+    "Calls go through the coordinator and the daemon, as before.",
+    seconds=5.0,
+)
+DIRECT_ANSWER = Deadline(
+    "run",
+    "A thread waits for an engine host to answer a direct call, whose part took less than 2 ms before.",
+    "The call starts again through the coordinator, which knows what to do with a worker that does not answer.",
+    seconds=0.25,
+)
+
 # -- fetch
 
 FETCH = Deadline(

@@ -44,6 +44,7 @@ class WarmUp:
         tasks: Tasks,
         bytes_max: int,
     ) -> None:
+        self.unseen: Callable[[float], bool] = lambda _: False  # whether calls that pass `calls` by were made so lately
         self._bytes_max = bytes_max
         self._ahead = ahead
         self._members = members
@@ -73,7 +74,7 @@ class WarmUp:
         while True:
             await self._quiet.wait()
             await asyncio.sleep(QUIET_S)
-            if self._called.is_set():
+            if self._called.is_set() or self.unseen(QUIET_S):
                 continue
             self._news.clear()
             waiting = self._ahead.unrehearsed()

@@ -42,6 +42,7 @@ from ..workers import worker_names
 from ..workers.call_report import CallReport
 from ..workers.records import Call, Deployment
 from .deferred_updates import DeferredUpdates
+from .direct_calls import DirectCalls
 
 HELD_S = 1.0  # of the parts of others that a worker has begun, after which a call looks for another one
 log = steady_logger("graph_mesh.coordinator")
@@ -74,6 +75,8 @@ class CallRunner(PlanShell):
         self._untrusted: frozenset[str] = frozenset()  # the connected workers that are on other people's machines
         self._numbers, self._last_overlapping = itertools.count(1), 0  # the last call that began while others ran
         self._closed = False
+        self.direct = DirectCalls(context.plans, self._sees_every_call)
+        self._rehearsing.unseen = self.direct.called_within
         self._deferred = DeferredUpdates()
         self._performers[ev.ReportStalled] = self._report_stalled
         assert self._performers.keys() == set(get_args(ev.Action))
@@ -137,6 +140,7 @@ class CallRunner(PlanShell):
         """Cancel the calls in progress, and do nothing more."""
         for call in list(self.calls):
             self.feed(ev.CallCancelled(call))
+        self.direct.close()
         self._closed = True
 
     # -- the machine
@@ -197,6 +201,10 @@ class CallRunner(PlanShell):
             self._planning.use(deployment.program, nodes)
         timed = plan_messages.part_seconds(plan), plan_messages.prepare_seconds(plan), plan.seconds
         self.feed(ev.PlanMade(generation, nodes, outputs, *timed))
+
+    def _forget_plan(self, action: ev.ForgetPlan) -> None:
+        self.direct.forgotten(action.generation)
+        super()._forget_plan(action)
 
     def _forgotten(self, deployment: Deployment) -> None:
         if not deployment.trial:
@@ -260,7 +268,7 @@ class CallRunner(PlanShell):
         ):
             took = call.program, deployment.plan, action.generation, call.report.seconds
             self._deferred.add(partial(self._planning.took, *took))
-        self._deferred.add(partial(self._follow_pace, action.generation, deployment))
+        self._deferred.add(partial(self._look_back, action.generation, deployment, call))
         give(self._tasks, call.future, "putting the outputs together", lambda: self._made(action, call, deployment))
 
     def _made(self, action: ev.Resolve, call: Call, deployment: Deployment) -> Made[list[NDArray[Any]]]:
@@ -272,8 +280,14 @@ class CallRunner(PlanShell):
         make = partial(plan_messages.outputs, plan, action.outputs, call.inputs, params)
         return plan_messages.copied_bytes(plan), make
 
-    def _follow_pace(self, generation: int, deployment: Deployment) -> None:
-        """A call ran by a plan: another one may be better by now."""
+    def _sees_every_call(self) -> bool:
+        """Whether no call may be a direct one; asked in any thread."""
+        return bool(self._events.watchers or self._untrusted or self._config.audit)
+
+    def _look_back(self, generation: int, deployment: Deployment, call: Call) -> None:
+        """A call ran by a plan: another one may be better by now, or the next call may be a direct one."""
+        if self._config.direct_calls and generation in self.deployments:
+            self.direct.answered(generation, deployment, call)
         if not self.machine.stuck and not self._pacing.is_settled(deployment):
             self._tasks.run("following the pace", self._pacing.finished(generation, deployment), unheard)
 

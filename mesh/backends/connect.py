@@ -60,6 +60,7 @@ async def connect(config: MeshConfig) -> Backend:
         audit=config.audit,
         reproducible=config.reproducible,
         plan_ahead=config.plan_ahead,
+        direct_calls=True,
     )
     secret = await _secret(config) if admission is None else b""
     coordinator = await start_coordinator(settings, credentials, secret)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from coordinator.coordinator import Coordinator, CoordinatorConfig
 from coordinator.planning import session_planner
 from coordinator.planning.model.program import Program
+from coordinator.runtime.direct_path import DirectPath
 from coordinator.sessions.elastic import Elastic
 from coordinator.sessions.runtime import Session, ahead_for
 from coordinator.sessions.state import Policy
@@ -32,7 +33,7 @@ from wire.protocol.reports import Event
 from wire.system.open_file_limit import allow_open_files
 from wire.system.shared_memory import SharedDir
 
-from ..core.backend import Attached, Others, Running, Started, Stateful, Work, ends_with_this_program
+from ..core.backend import Answered, Attached, Others, Running, Started, Stateful, Work, ends_with_this_program
 from ..core.handle import Handle
 from ..core.node import Node, node_from
 from ..util.units import counted
@@ -61,6 +62,7 @@ class Embedded:
         self._admission = admission
         self._local = local
         self._programs: WeakKeyDictionary[Work, Program] = WeakKeyDictionary()
+        self._paths: WeakKeyDictionary[Work, DirectPath] = WeakKeyDictionary()
         self._forced = itertools.count(1)
         self._loop = asyncio.get_running_loop()
         self._sessions: dict[Session, Work] = {}
@@ -100,8 +102,19 @@ class Embedded:
         self._held[id(handle)] = finalize(handle, self._let_go, id(handle), handle.address)
 
     def start(self, work: Work, inputs: Mapping[str, NDArray[Any]]) -> Started:
-        number, outputs, report = self.coordinator.submit(self._program(work), inputs, held=work)
+        program = self._program(work)
+        number, outputs, report = self.coordinator.submit(program, inputs, held=work)
+        path = self.coordinator.direct_path(program)
+        if path is not None:
+            self._paths[work] = path
         return Started(outputs, lambda: dataclasses.asdict(report), lambda: self.coordinator.cancel(number))
+
+    def at_once(self, work: Work, inputs: Mapping[str, NDArray[Any]]) -> Answered | None:
+        path = self._paths.get(work)
+        answered = None if path is None else path.call(inputs)
+        if path is None or answered is None:
+            return None
+        return Answered(answered.outputs, lambda: path.report(answered))
 
     async def attach(self, name: str, take: bool) -> Attached:
         raise ends_with_this_program()
@@ -160,6 +173,7 @@ class Embedded:
             held.detach()
         self._held.clear()
         self._programs.clear()
+        self._paths.clear()
 
     def _program(self, work: Work) -> Program:
         program = self._programs.get(work)

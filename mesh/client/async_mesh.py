@@ -29,7 +29,7 @@ from wire.policy.strategies import Strategy, strategy_of, text_of
 from .. import tree
 from ..backends.config import MeshConfig
 from ..core.argument_room import ArgumentRoom, bytes_of, copied
-from ..core.backend import Backend, Started, Stateful, Work, ends_with_this_program
+from ..core.backend import Answered, Backend, Started, Stateful, Work, ends_with_this_program
 from ..core.call_arguments import check_examples, merge_arguments
 from ..core.handle import Handle
 from ..core.node import Node
@@ -91,7 +91,7 @@ class AsyncMesh:
         self._backend = backend
         self._copies = copies  # of params, where a call does not say
         self._loop = asyncio.get_running_loop()
-        self._last: Started | None = None
+        self._last: Started | Answered | None = None
         self._here: set[asyncio.Future[Any]] = set()  # calls computed in this process
         self._sessions_here: WeakSet[Here] = WeakSet()  # likewise
         self._closing: asyncio.Future[None] | None = None
@@ -934,6 +934,31 @@ class AsyncMesh:
             self._room.give_after(started.outputs, held_bytes)
         self._last = started
         return started
+
+    def at_once(self, form: Compiled, inputs: Mapping[str, NDArray[Any]], work: Work) -> Sequence[NDArray[Any]] | None:
+        """Compute a call in the calling thread, which may be any.
+
+        Parameters
+        ----------
+        form : Compiled
+            The traced function.
+        inputs : mapping of str to numpy.ndarray
+            The graph's inputs by name.
+        work : Work
+            What to compute.
+
+        Returns
+        -------
+        sequence of numpy.ndarray or None
+            The outputs in graph order; None if the call has to be started.
+        """
+        if self._closing is not None or self._is_here(form.options):
+            return None
+        answered = self._backend.at_once(work, inputs)
+        if answered is None:
+            return None
+        self._last = answered
+        return answered.outputs
 
     def attend(self, started: Started) -> None:
         """Let simulated time flow, since another thread waits for a call.

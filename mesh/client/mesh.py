@@ -835,7 +835,8 @@ class Mesh:
 
     def _wait(self, form: Compiled, inputs: Mapping[str, NDArray[Any]], work: Work) -> Any:
         self._loop.check_may_wait()
-        return form.unbind(self._started(form, inputs, work).value(None))
+        outputs = self._async.at_once(form, inputs, work)
+        return form.unbind(self._started(form, inputs, work).value(None) if outputs is None else outputs)
 
     def _started(self, form: Compiled, inputs: Mapping[str, NDArray[Any]], work: Work) -> _Waiter:
         return _Waiter(self, lambda: self._async.start(form, inputs, work))

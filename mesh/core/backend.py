@@ -45,6 +45,14 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class Answered:
+    """A call that is over.  `outputs` are arrays in graph order, `report` is that of Started."""
+
+    outputs: Sequence[NDArray[Any]]
+    report: Callable[[], Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
 class Stateful:
     """The state of a session's graph, and how it is kept.
 
@@ -175,6 +183,10 @@ class Backend(Protocol):
 
     def start(self, work: Work, inputs: Mapping[str, NDArray[Any]]) -> Started:
         """Begin a call."""
+        ...
+
+    def at_once(self, work: Work, inputs: Mapping[str, NDArray[Any]]) -> Answered | None:
+        """A call that this thread, any one, computes without the loop; None where it must be started."""
         ...
 
     elastic: bool  # whether sessions may have other works for other numbers of workers

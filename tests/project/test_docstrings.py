@@ -73,6 +73,7 @@ MACHINERY = frozenset(
 # Methods that only the code of mesh calls.  They need no example.
 OF_MESH_ITSELF = frozenset(
     {
+        "AsyncMesh.at_once",
         "AsyncMesh.attend",
         "AsyncMesh.connect",
         "AsyncMesh.forget",

@@ -133,6 +133,7 @@ DIRECTIONS: dict[str, set[str]] = {
         "coordinator/config.py",
         "coordinator/coordinator_parts.py",
         "coordinator/planning/model",
+        "coordinator/runtime",
         "coordinator/workers",
     },
     "coordinator/jobs": {
@@ -375,6 +376,7 @@ DOORS = {
         "wire/protocol/messages/run.py",
         "wire/protocol/messages/session.py",
         "wire/protocol/messages/standby.py",
+        "wire/protocol/direct_calls.py",
         "wire/protocol/frames.py",
         "wire/plain_data.py",
         "worker/engine/host_messages.py",

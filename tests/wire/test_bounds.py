@@ -23,6 +23,8 @@ READ = {  # of rows, and of fields of Limits
 }
 
 FILLED: Mapping[str, str] = {  # a test that fills it with the real part, and sees what happens then
+    "DIRECT_CALLERS": "tests/worker/test_direct_callers.py::"
+    "test_of_too_many_callers_the_one_that_was_not_used_for_longest_goes",
     "ARGUMENTS": "tests/mesh/client/test_argument_room.py::test_steps_wait_for_room_and_all_are_done",
     "SESSION_AHEAD": "tests/wire/test_full_queues.py::test_so_many_steps_may_be_in_flight",
     "SERVER_QUEUE": "tests/sim/test_inference_server.py::test_a_full_queue_is_an_immediate_refusal",

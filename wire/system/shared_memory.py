@@ -348,6 +348,11 @@ def share(directory: str | Path, name: str) -> memoryview:
         os.close(handle)
 
 
+def path_of(directory: str | Path, name: str) -> str:
+    """The path of something else than a file, under the name of one; raises as `take` does."""
+    return _file(directory, name)
+
+
 def remove(directory: str | Path, name: str) -> None:
     """Drop a file that will not be taken; one that is gone, alone or with its process, is fine."""
     with contextlib.suppress(BlobMissing):

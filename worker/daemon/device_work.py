@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 
 from wire.bounds import SUSPENDED_RUNS
-from wire.errors import LOG_LINES_MAX, MeshError, from_fields
-from wire.protocol.messages import DeviceReport, Devices, Message
+from wire.errors import LOG_LINES_MAX, DeviceLost, MeshError, from_fields
+from wire.protocol.messages import DeviceReport, Devices, Done, Message
+from wire.system import local_sockets
 from wire.system.shared_memory import SharedDir, remove
 from wire.system.steady_log import steady_logger
 
@@ -62,6 +63,7 @@ class DeviceWork:
             ev.Unprepare: self._unprepare,
             ev.Execute: self._execute,
             ev.ExplainPart: self._explain,
+            ev.OpenDirect: self._open_direct,
             ev.Unbind: self._unbind,
             ev.StopRun: lambda action: self._hosts.hosts[action.device].stop_run(action.run),
             ev.SuspendRun: lambda action: self._hosts.hosts[action.device].suspend_run(action.run),
@@ -106,6 +108,12 @@ class DeviceWork:
     def _explain(self, action: ev.ExplainPart) -> None:
         self._tuner.give_way()
         self._hosts.tell(action.device, hm.ExplainPart(action.run, action.prepared, action.texts, action.kernel))
+
+    def _open_direct(self, action: ev.OpenDirect) -> None:
+        if not self._hosts.hand(action.device, local_sockets.connected(action.directory, action.name)):
+            raise DeviceLost("its engine host takes no sockets")
+        self._hosts.tell(action.device, hm.OpenDirect(action.prepared))
+        self._shell.answer(action.request, Done())
 
     def _unbind(self, action: ev.Unbind) -> None:
         self._hosts.tell(action.device, hm.Unbind(action.prepared, tuple(sorted(action.positions))))

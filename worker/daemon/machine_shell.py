@@ -111,7 +111,7 @@ class MachineShell:
 
     def _failed(self, action: ev.Action, error: MeshError) -> None:
         """Give the failure of an action to the caller that waits for its answer."""
-        if isinstance(action, ev.Reply | ev.ReplyRan | ev.ReplyJoined):
+        if isinstance(action, ev.Reply | ev.ReplyRan | ev.ReplyJoined | ev.OpenDirect):
             self._refuse(ev.Refuse(action.request, error))
         elif (event := failure_of(action, error)) is not None:
             self.feed(event)

@@ -20,6 +20,7 @@ from wire.protocol.messages import (
     Explain,
     Join,
     Message,
+    OpenDirect,
     Pause,
     Push,
     Run,
@@ -80,6 +81,7 @@ class PlanRequests:
             Drop: self._drop,
             Snapshot: self._snapshot,
             Explain: self._explain,
+            OpenDirect: self._open_direct,
             Pause: self._pause,
         }
 
@@ -122,6 +124,14 @@ class PlanRequests:
 
     async def _explain(self, link: Link, body: Explain) -> Message:
         return await self._shell.ask(lambda request: ev.ExplainRequested(link.peer.node_id, request, body))
+
+    async def _open_direct(self, link: Link, body: OpenDirect) -> Message:
+        peer = link.peer
+        return await self._shell.ask(
+            lambda request: ev.DirectRequested(
+                peer.node_id, request, body.plan, body.part, peer.shared_memory, body.name
+            )
+        )
 
     async def _pause(self, link: Link, body: Pause) -> Message:
         return await self._shell.ask(lambda request: ev.PauseRequested(link.peer.node_id, request, body.on))

@@ -173,6 +173,12 @@ class ExplainPart(_Message, frozen=True, array_like=True, tag=True):
     kernel: int | None = None
 
 
+class OpenDirect(_Message, frozen=True, array_like=True, tag=True):
+    """Take direct calls of a prepared part (wire/protocol/direct_calls.py), over a connection that was handed over."""
+
+    prepared: int
+
+
 class Tune(_Message, frozen=True, array_like=True, tag=True):
     """Measure the forms of a kernel for a class of shapes, as protocol.tune has it, in place of run `run`.  Answered by
     TuneDone."""
@@ -228,8 +234,8 @@ class FreeUnused(_Message, frozen=True, array_like=True, tag=True):
 
 
 ToHost = (
-    Open | PreparePart | Unprepare | Unbind | ExecutePart | Resume | ExplainPart | Tune | Listen | Connect | Forget
-    | Export | FreeUnused
+    Open | PreparePart | Unprepare | Unbind | ExecutePart | Resume | ExplainPart | OpenDirect | Tune | Listen | Connect
+    | Forget | Export | FreeUnused
 )  # fmt: skip
 
 

@@ -71,6 +71,7 @@ from ..engine.protocol import (
     watch,
 )
 from .cage import Cage
+from .direct_calls import DirectCalls
 from .explanation import Texts, explanation, know
 from .kernel_trace import KernelTrace
 from .pipe import Pipe
@@ -129,6 +130,7 @@ def main(adapt: Callable[[Engine, Measured], tuple[Engine, messages.Device]] = _
                         return
                     continue
                 answer = host.handle(message)
+                direct.heard(message)
                 host.flush_trace()
                 if answer is not None:
                     pipe.send(answer)
@@ -145,6 +147,8 @@ def main(adapt: Callable[[Engine, Measured], tuple[Engine, messages.Device]] = _
         engine, shared, stop_cell, opening.memory_bytes, pipe.send, trace=_trace(opening, engine), handed=handed,
         suspend=suspension.suspend,
     )  # fmt: skip
+    direct = DirectCalls(host, pipe.receive_fd, handed)
+    pipe.before_read = direct.serve
     pipe.send(messages.Opened(device, cage=cage.layers))
     serve()
     threading.Event().wait()  # other threads compute and end the process
@@ -279,6 +283,15 @@ class Host:
             case messages.FreeUnused():
                 self._free_unused()
         return None
+
+    def signature(self, number: int) -> tuple[dict[int, TensorType], list[TensorType]] | None:
+        """The types of what a prepared part is given, by position, and of what it gives; None where the daemon alone
+        may run it now: runs are suspended, and take memory."""
+        prepared = self._prepared.get(number)
+        if prepared is None or self._suspended:
+            return None
+        given = {place: kind for place, kind in enumerate(prepared.types) if place not in prepared.params}
+        return given, list(prepared.graph.output_types.values())
 
     def flush_trace(self) -> None:
         """Write what the trace has, if there is one; with a full one nobody watches any more."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ..engine import host_messages as messages
 from ..engine.host_messages import Splitter, pack, unpack_to_host
@@ -17,14 +17,15 @@ class Pipe:
     part."""
 
     def __init__(self, receive_fd: int, send_fd: int) -> None:
-        self._receive_fd = receive_fd
+        self.receive_fd = receive_fd
         self._send_fd = send_fd
         self._sending = threading.Lock()
+        self.before_read: Callable[[], bool] = lambda: True  # what else is done until there is something to read
 
     def incoming(self) -> Iterator[messages.ToHost]:
-        """The daemon's messages, until it closes its end."""
+        """The daemon's messages, until it closes its end, or `before_read` says that there are to be no more."""
         splitter = Splitter()
-        while data := os.read(self._receive_fd, READ_BYTES):
+        while self.before_read() and (data := os.read(self.receive_fd, READ_BYTES)):
             for body in splitter.feed(data):
                 yield unpack_to_host(body)
 

@@ -36,6 +36,7 @@ _DOING = {
     ev.StartHost: "starting an engine host",
     ev.KeepServed: "writing whom this worker serves",
     ev.ReplyRan: "returning outputs",
+    ev.OpenDirect: "connecting an engine host for direct calls",
 }
 
 

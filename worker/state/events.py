@@ -161,6 +161,18 @@ class ExplainRequested(PlainData, frozen=True):
     question: Explain
 
 
+class DirectRequested(PlainData, frozen=True):
+    """The coordinator, in a program of this machine, wants a part to be called directly, over the socket `name` that
+    listens in `directory`."""
+
+    node: str
+    request: int
+    plan: PlanKey
+    part: int
+    directory: str
+    name: str
+
+
 class PartExplained(PlainData, frozen=True):
     run: int
     answer: Explained
@@ -347,6 +359,7 @@ Event = (
     | PrepareFailed
     | RunRequested
     | ExplainRequested
+    | DirectRequested
     | PartExplained
     | TensorArrived
     | TensorLost
@@ -551,6 +564,16 @@ class ExplainPart(PlainData, frozen=True):
     kernel: int | None
 
 
+class OpenDirect(PlainData, frozen=True):
+    """Connect a device's host to the socket `name` in `directory`, for direct calls of a prepared part."""
+
+    request: int
+    device: int
+    prepared: int
+    directory: str
+    name: str
+
+
 class StopRun(PlainData, frozen=True):
     """Nobody waits for this run any more: the device should be free soon.  It is answered all the same."""
 
@@ -688,6 +711,7 @@ Action = (
     | MakeBlob
     | Execute
     | ExplainPart
+    | OpenDirect
     | Release
     | Blame
     | SendPush

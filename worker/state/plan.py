@@ -267,6 +267,15 @@ def refusal_to_explain(plan: Plan, part: int) -> MeshError | None:
     return None
 
 
+def refusal_of_direct_calls(plan: Plan, part: int) -> MeshError | None:
+    """Why a part of a plan cannot be called directly."""
+    if part not in plan.parts:
+        return InputError(f"plan {label(plan.key)} has no part {part} here")
+    if plan.ordered or plan.carried or plan.parts[part].gang is not None:
+        return InputError("ranks, and parts of sessions, run in the order that their coordinator says")
+    return None if plan.deployed else not_deployed(plan.key)
+
+
 def not_deployed(key: PlanKey) -> MeshError:
     return StaleGeneration(f"plan {label(key)} is not deployed here")
 

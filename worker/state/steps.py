@@ -23,7 +23,7 @@ from .carried_state import Output, Slot
 from .device_queue import DeviceQueue, Entry
 from .early_tensors import EarlyTensors
 from .lost_links import LostLinks
-from .plan import Plan, Route, TypeOf, label, not_deployed, refusal_to_explain
+from .plan import Plan, Route, TypeOf, label, not_deployed, refusal_of_direct_calls, refusal_to_explain
 from .shared_state import SharedState
 from .step import Step
 from .time_slices import TimeSlices
@@ -132,6 +132,18 @@ class Steps:
         self._log.add(now, f"explain {label(plan.key)} part {question.part}")
         self._ready(plan, question.step, question.part, now)
         return []
+
+    def open_direct(self, event: ev.DirectRequested, refusal: MeshError | None) -> list[ev.Action]:
+        """Have a part called directly, or refuse it: with `refusal`, or for a reason of its own."""
+        plan = self._plans.get(event.plan)
+        error = refusal
+        if error is None:
+            error = not_deployed(event.plan) if plan is None else refusal_of_direct_calls(plan, event.part)
+        if error is not None or plan is None:
+            assert error is not None
+            return [ev.Refuse(event.request, error)]
+        device, prepared = plan.parts[event.part].device, plan.prepared[event.part]
+        return [ev.OpenDirect(event.request, device, prepared, event.directory, event.name)]
 
     def explained(self, event: ev.PartExplained, now: float) -> list[ev.Action]:
         plan, number, _ = self._end_run(event.run, now)

@@ -77,6 +77,7 @@ class WorkerState:
             ev.PrepareFailed: self._prepare_failed,
             ev.RunRequested: self._run_asked,
             ev.ExplainRequested: self._explain_asked,
+            ev.DirectRequested: self._direct_asked,
             ev.PartExplained: steps.explained,
             ev.TensorArrived: self._tensor_arrived,
             ev.TensorLost: lambda event, now: steps.give_up(event.plan, event.step, event.error, now),
@@ -352,6 +353,9 @@ class WorkerState:
 
     def _explain_asked(self, event: ev.ExplainRequested, now: float) -> list[ev.Action]:
         return self._steps.explain(event, self._refusal(event.node, event.question.plan), now)
+
+    def _direct_asked(self, event: ev.DirectRequested, now: float) -> list[ev.Action]:
+        return self._steps.open_direct(event, self._refusal(event.node, event.plan))
 
     def _drop_asked(self, event: ev.DropRequested, now: float) -> list[ev.Action]:
         if not self._lease.is_held_by(event.node):

@@ -111,6 +111,7 @@ from .run import (
     Letter,
     LettersRead,
     Meet,
+    OpenDirect,
     Output,
     PartRun,
     Push,
@@ -230,6 +231,7 @@ __all__ = [
     "NamedValue",
     "NodeReport",
     "Nodes",
+    "OpenDirect",
     "OpenSession",
     "Output",
     "PairReport",
@@ -288,7 +290,7 @@ __all__ = [
 
 AnyMessage = (
     Deploy | Deployed | MissingGraphs | Drop | Done | Run | Ran | Push | Relay | Letter | LettersRead | GaveUp
-    | Meet | Began | CancelStep | Snapshot | Snapshotted | Combine | Combined
+    | Meet | Began | CancelStep | OpenDirect | Snapshot | Snapshotted | Combine | Combined
     | FetchBlob | Blob | BlobStream | Join | Joined | Devices | Beat | Revocations | Suspected | Probe | Probed
     | Ballast | Landed | Leaving | Pause | Paused
     | TailLog | LogLines
@@ -316,7 +318,7 @@ DISPENSABLE = (Deployed, Ran, PartRun, Join, Joined, Drop, Nodes, NodeReport, Jo
 # The field in which there is a record, or a tuple of them, that minor 1 appended fields to.
 WITH_PARTS: dict[type[Message], int] = {Deploy: 1, Ran: 1, Relay: 1, Nodes: 0, Jobs: 0}
 SINCE_1 = (
-    Letter, LettersRead, GaveUp, Meet, Snapshot, Snapshotted, Combine, Combined,
+    Letter, LettersRead, GaveUp, Meet, OpenDirect, Snapshot, Snapshotted, Combine, Combined,
     OpenSession, SessionOpened, SessionStep, SessionState, SessionTold, SessionHeard, ResumeSession, SessionResumed,
     SessionFeed, CloseSession, AttachSession, SessionAttached, AskSessions, Sessions, EndSession,
     ExplainGraph, Explain, Explained,

@@ -42,6 +42,16 @@ class Run(Message, frozen=True):
     committed: Count = 0
 
 
+class OpenDirect(Message, frozen=True):
+    """Coordinator to a worker of the same machine: connect the engine host of part `part` to the Unix socket `name` in
+    the coordinator's shared-memory directory, for direct calls of that part (wire/protocol/direct_calls.py).  Answered
+    by Done once it is connected."""
+
+    plan: PlanKey
+    part: Index
+    name: Name
+
+
 class PartRun(Record, frozen=True):
     """How long one part of a step took, and how many bytes it moved."""
 
