@@ -107,12 +107,11 @@ class TextMetadata:
 
 @dataclass(frozen=True, slots=True)
 class EncoderMetadata:
-    """What the file of an encoder tells: of its texts, how the embedding of one is made of those of its tokens ("mean",
-    "first", another way by its name, "" where nothing says it), and how many tokens it reads."""
+    """What the file of an encoder tells: of its texts, and how the embedding of one is made of those of its tokens
+    ("mean", "first", another way by its name, "" where nothing says it)."""
 
     text: TextMetadata
     pooling: str
-    positions_max: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -194,6 +194,7 @@ class Model:
         self.tied = tied if tied is not None else {}
         self.text = text
         self.encoder: EncoderMetadata | None = None  # of a file that tells how its texts are embedded
+        self.positions_max: int | None = None  # how many tokens a text may have, where the model limits it
         self.hint = hint
         self.matrices = matrices if matrices is not None else {}
         self.defaults: tuple[InputSpec, ...] = ()  # what is in a file and may be given by name in its place

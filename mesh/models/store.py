@@ -422,9 +422,10 @@ class ModelStore:
             headers.pop("authorization", None)  # it is for the hub, and not for who stores its files
         part.parent.mkdir(parents=True, exist_ok=True)
         with part.open("ab") as out:
+            # Without the size, by which the library refuses those of 50 GB and more; `_check` compares it.
             http_get(
-                place, out, resume_size=out.tell(), headers=headers, expected_size=file.size_bytes,
-                displayed_filename=file.path, tqdm_class=_counting(progressed),
+                place, out, resume_size=out.tell(), headers=headers, displayed_filename=file.path,
+                tqdm_class=_counting(progressed),
             )  # fmt: skip
 
     def _check_room(self, folder: Path, wanted_bytes: int, model_bytes: int) -> None:
@@ -605,8 +606,14 @@ def _size_of(path: Path) -> int:
 
 
 def _check(part: Path, file: _File, model: ModelName) -> None:
-    """Delete what is not the file that the hub has, and raise StorageError."""
+    """Raise ConnectFailed for a file that ended early; delete what is not the file that the hub has, and raise
+    StorageError."""
     size_bytes = part.stat().st_size
+    if size_bytes < file.size_bytes:
+        raise ConnectFailed(
+            f"the hub gave {size_text(size_bytes)} of {file.path} of {model}, which has {size_text(file.size_bytes)}",
+            next_step="Pull it again: what was downloaded stays",
+        )
     if size_bytes == file.size_bytes and _checksum(part, size_bytes, file.checksum) == file.checksum:
         return
     part.unlink()

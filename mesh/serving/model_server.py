@@ -478,11 +478,9 @@ def _facts(name: str, model: Model, folder: Path, kind: str) -> ModelFacts:
     settings = read_object(file) if metadata is None and file.exists() else {}
     family = settings.get("model_type", "unknown") if metadata is None else metadata.architecture
     weights = model.weights.values()
-    told = model.text.decoder if model.text else model.encoder
-    positions = told.positions_max if told else settings.get("max_position_embeddings")
     return ModelFacts(
         name, int(time.time()), sum(weight.nbytes for weight in weights), str(family),
-        sum(weight.size for weight in weights), positions, kind,
+        sum(weight.size for weight in weights), model.positions_max, kind,
     )  # fmt: skip
 
 

@@ -159,7 +159,11 @@ async def serve_embedding(
     InputError for a damaged tokenizer, Unsupported for another pooling.
     """
     tokenizer, (mean, normalised), tokens_max = await asyncio.to_thread(
-        lambda: _of_file(model.encoder) if model.encoder is not None else _of_folder(folder, facts.positions_max)
+        lambda: (
+            _of_file(model.encoder, facts.positions_max)
+            if model.encoder is not None
+            else _of_folder(folder, facts.positions_max)
+        )
     )
     server, encoder = AsyncInferenceServer(mesh), _encoder(model, mean, normalised)
     weights_bytes = sum(weight.nbytes for weight in model.weights.values())
@@ -204,12 +208,16 @@ def _of_folder(folder: Path, positions_max: int | None) -> Embedding:
     return Tokenizer(folder), _pooling(folder), _tokens_max(folder, positions_max)
 
 
-def _of_file(told: EncoderMetadata) -> Embedding:
+def _of_file(told: EncoderMetadata, positions_max: int | None) -> Embedding:
     """A file that tells no pooling has the mean, as a folder has; embeddings are normalised."""
     file = told.text.file
     if told.pooling not in ("", "mean", "first"):
         raise Unsupported(f"{file} pools by {told.pooling}", next_step="Known: mean of the tokens, first token")
-    return Tokenizer(file.parent, told.text), (told.pooling != "first", True), min(LENGTHS[-1], told.positions_max)
+    return (
+        Tokenizer(file.parent, told.text),
+        (told.pooling != "first", True),
+        min(LENGTHS[-1], positions_max or LENGTHS[-1]),
+    )
 
 
 def _pooling(folder: Path) -> tuple[bool, bool]:

@@ -67,7 +67,7 @@ def load(path: Path) -> Model:
     if model.text is not None:
         model.text = replace(model.text, metadata=metadata)
     else:
-        model.encoder = EncoderMetadata(metadata, _pooling(file, str(name)), settings["max_position_embeddings"])
+        model.encoder = EncoderMetadata(metadata, _pooling(file, str(name)))
     return model
 
 

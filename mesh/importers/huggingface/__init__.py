@@ -107,9 +107,11 @@ def made(
     params = {name: array for name, array in read.items() if name not in packed}
     name = name or str(settings.get("_name_or_path") or folder.resolve().name)
     text = Text(family.decoder, folder, _ends(config, folder)) if family.decoder else None
-    return Model(
+    model = Model(
         name, family.function, family.inputs, family.outputs, params, text, buffers=packed, matrices=noted.matrices
     )
+    model.positions_max = family.decoder.positions_max if family.decoder else family.positions_max
+    return model
 
 
 def _by_one_name(settings: dict[str, Any], kind: Kind, file: Path) -> dict[str, Any]:

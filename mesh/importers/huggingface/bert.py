@@ -53,6 +53,7 @@ def _encoder(
     prefix = prefix_of(weights, config, "embeddings.LayerNorm.weight", *prefixes)
     keys = ("vocab_size", "hidden_size", "intermediate_size", "max_position_embeddings", "type_vocab_size")
     sizes = {**config.sizes(*keys), LABELS: config.labels}
+    positions_max = sizes["max_position_embeddings"] - (0 if padding is None else padding + 1)
     pooled = ("pooler_output",) if prefix + "pooler.dense.weight" in weights else ()
     base = ("last_hidden_state", *pooled)
     tops = heads_of(rows, name, config, weights, prefix, base)
@@ -61,7 +62,7 @@ def _encoder(
         ids = inputs[IDS.name]
         types = inputs.get(TYPES.name, mnp.zeros((1, 1), dtype=mnp.int32))
         positions = mnp.arange(ids.shape[1])[None, :] if padding is None else _roberta_positions(ids, padding)
-        check_length(ids.shape[1], sizes["max_position_embeddings"] - (0 if padding is None else padding + 1))
+        check_length(ids.shape[1], positions_max)
         tables = (("word", ids, "vocab_size"), ("position", positions, "max_position_embeddings"),
                   ("token_type", types, "type_vocab_size"))  # fmt: skip
         rows = [params.embedding(f"{name}_embeddings", places, count, "hidden_size") for name, places, count in tables]
@@ -87,7 +88,7 @@ def _encoder(
             results["pooler_output"] = mnp.tanh(own.linear("pooler.dense", x[:, 0], "hidden_size"))
         return results | {output: head(top, results) for output, head in tops.items()}
 
-    return Family((IDS, MASK, TYPES), (*base, *tops), function)
+    return Family((IDS, MASK, TYPES), (*base, *tops), function, positions_max=positions_max)
 
 
 def _roberta_positions(ids: Value, padding: int) -> Array:

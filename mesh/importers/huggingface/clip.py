@@ -150,7 +150,8 @@ def _one_side(
             results[output] = Weights(params, sizes).linear(projection, pooled, WIDTH, bias=False)
         return results
 
-    return Family(inputs, ("last_hidden_state", "pooler_output", *((output,) if projected else ())), function)
+    outputs = "last_hidden_state", "pooler_output", *((output,) if projected else ())
+    return Family(inputs, outputs, function, positions_max=sizes.get("max_position_embeddings"))
 
 
 def _pixels(config: Config) -> InputSpec:

@@ -141,7 +141,9 @@ def decoder(form: Form, config: Config, weights: Arrays) -> Family:
     """The decoder, with logits where it is a language model."""
     own = _Shared(form, config, weights)
     outputs = ("logits",) if own.causal else ("last_hidden_state",)
-    return Family((IDS, MASK), outputs, own.function, own.decoder() if own.causal else None)
+    if own.causal:
+        return Family((IDS, MASK), outputs, own.function, own.decoder())
+    return Family((IDS, MASK), outputs, own.function, positions_max=own.positions_max)
 
 
 class _Shared:

@@ -45,7 +45,8 @@ def distilbert(config: Config, weights: Arrays) -> Family:
         results = {"last_hidden_state": x}
         return results | {output: head(top, results) for output, head in tops.items()}
 
-    return Family((IDS, MASK), ("last_hidden_state", *tops), function)
+    outputs = "last_hidden_state", *tops
+    return Family((IDS, MASK), outputs, function, positions_max=sizes["max_position_embeddings"])
 
 
 def _masked_lm(config: Config, weights: Arrays, prefix: str) -> Top:

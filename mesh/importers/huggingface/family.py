@@ -27,6 +27,7 @@ class Family:
     outputs: tuple[str, ...]
     function: Function
     decoder: Decoder | None = None  # of one that generates text
+    positions_max: int | None = None  # how many tokens it reads, of one that does not; None for any number
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,8 @@ def test_texts_of_a_vocabulary_with_capitals_keep_theirs(tmp_path: Path) -> None
 def test_the_pooling_is_the_files(kind: int | None, pooling: str, small: Path, tmp_path: Path) -> None:
     write_encoder(tmp_path / "own.gguf", small, "Q4_0", bert__pooling_type=kind)
     told = told_by(tmp_path / "own.gguf")
-    assert (told.pooling, told.positions_max, told.text.architecture) == (pooling, 512, "bert")
+    assert (told.pooling, told.text.architecture) == (pooling, "bert")
+    assert mesh.load(tmp_path / "own.gguf").positions_max == 512
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {

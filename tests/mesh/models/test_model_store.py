@@ -12,13 +12,14 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import huggingface_hub
 import numpy as np
 import pytest
 from support.hub import Hub, folder_files
 
 import mesh
 from mesh.errors import ConfigError, ConnectFailed, InputError, MeshError, StorageError
-from mesh.models.store import ModelStore, name_of
+from mesh.models.store import ModelStore, _File, name_of
 
 ROOT = Path(__file__).resolve().parents[3]
 GOLDEN = ROOT / "tests" / "golden"
@@ -109,6 +110,26 @@ def test_a_download_that_is_cut_resumes(hub: Hub, store: ModelStore) -> None:
     folder = store.pull("org/large")
     assert (folder / "model.safetensors").read_bytes() == LARGE
     assert hub.ranges("model.safetensors") == ["", f"bytes={10 << 20}-"]
+
+
+def test_a_file_larger_than_the_library_fetches_by_itself_comes(hub: Hub, store: ModelStore, tmp_path: Path) -> None:
+    model = name_of("org/large")
+    assert model is not None
+    told = _File("model.safetensors", 60_000_000_000, "0" * 64)
+    store._get(huggingface_hub, model, hub.commit("org/large"), told, tmp_path / "part", lambda done: None)
+    assert (tmp_path / "part").read_bytes() == LARGE, "up to where the hub ends, as it has less here than it says"
+
+
+def test_a_file_that_the_hub_ends_early_is_gone_on_with(hub: Hub, store: ModelStore) -> None:
+    hub.short_by = 1 << 20
+    with pytest.raises(
+        ConnectFailed, match=r"the hub gave 23.0 MiB of model.safetensors of org/large, which has 24.0 MiB"
+    ):
+        store.pull("org/large")
+    hub.short_by = 0
+    hub.asked.clear()
+    assert (store.pull("org/large") / "model.safetensors").read_bytes() == LARGE
+    assert hub.ranges("model.safetensors") == [f"bytes={23 << 20}-"]
 
 
 def test_a_pull_that_failed_goes_on_where_it_was(hub: Hub, store: ModelStore) -> None:

@@ -54,6 +54,14 @@ def posted(server: ModelServer, **more: Any) -> Any:
     )
 
 
+def embedding(server: ModelServer, model: str, tokens: list[int]) -> Any:
+    body, headers = json.dumps({"model": model, "input": tokens}).encode(), {"Content-Type": "application/json"}
+    with urllib.request.urlopen(
+        urllib.request.Request(f"{server.url}/v1/embeddings", body, headers), timeout=120
+    ) as answer:
+        return json.load(answer)
+
+
 def status(server: ModelServer, **more: Any) -> int:
     try:
         with posted(server, **more) as answer:
@@ -138,6 +146,22 @@ def test_a_damaged_file_of_an_encoder_is_named(
     (folder / file).write_text(text)
     with pytest.raises(InputError, match=why):
         server.load_model("bert", folder)
+
+
+@pytest.mark.parametrize("name", ["bert", "distilbert", "roberta"])
+def test_a_text_as_long_as_an_encoder_reads_is_embedded_and_a_longer_one_refused(
+    server: ModelServer, tmp_path: Path, name: str
+) -> None:
+    folder = Path(shutil.copytree(GOLDEN / "huggingface" / name, tmp_path / name))
+    tokenizer_file(folder / "tokenizer.json")
+    most = 30 if name == "roberta" else 32  # of RoBERTa's 32 positions the first two are no token's
+    server.load_model(name, folder)
+    assert len(embedding(server, name, [3] * most)["data"]) == 1
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        embedding(server, name, [3] * (most + 1))
+    error = json.load(refused.value)["error"]
+    assert (refused.value.code, error["code"]) == (400, "context_length_exceeded")
+    assert f"the model reads {most}" in error["message"]
 
 
 def test_a_schema_of_any_depth_is_answered_or_refused(server: ModelServer, folder: Path) -> None:
