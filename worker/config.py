@@ -51,7 +51,7 @@ class WorkerConfig:
     announce_json: bool = False  # print one line of JSON on stdout once ready: for programs that start workers
     exit_with_stdin: bool = False  # leave when stdin closes: for workers that belong to the process that started them
     trace: str = ""  # a file name after which those of kernels' traces are called (docs/native.md); "": no traces
-    cage: bool = True  # engine hosts give up what they do not need of this machine; False: for odd drivers
+    sandbox: bool = True  # engine hosts give up what they do not need of this machine; False: for odd drivers
     parent_pid: int = 0  # leave when this is no longer the parent; 0: do not watch
     log_json: bool = False  # log lines as JSON objects
     verbosity: int = 0  # -1: errors only, 0: what happens, 1: every event

@@ -71,7 +71,7 @@ def node_report(peer: Identity, name: str, joined: Joined) -> NodeReport:
         joined.devices,
         system=joined.system,
         without_gpu=joined.without_gpu,
-        cage=joined.cage,
+        sandbox=joined.sandbox,
     )
 
 

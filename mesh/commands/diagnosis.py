@@ -60,15 +60,15 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """This machine.  `adapters` is None if they were not looked up, as its workers report theirs; `cage` is what engine
-    hosts can give up here, in words."""
+    """This machine.  `adapters` is None if they were not looked up, as its workers report theirs; `sandbox` is what
+    engine hosts can give up here, in words."""
 
     system: str
     version: str
     multicast: tuple[Multicast, ...]
     rooms: tuple[Room, ...]
     adapters: tuple[Adapter, ...] | None = None
-    cage: str = ""
+    sandbox: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class Worker:
     address: str
     adapters: tuple[Adapter, ...]
     without_gpu: str = ""  # why it has no GPU, as wire/protocol/missing_gpu.py has it
-    cage: str = ""  # what its engine hosts gave up, in words
+    sandbox: str = ""  # what its engine hosts gave up, in words
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,11 +340,11 @@ def _processor_only(*kinds: str) -> Callable[[Facts], Iterator[Symptom]]:
     return shown
 
 
-def _open_cage(facts: Facts) -> Iterator[Symptom]:
-    """Find machines with Linux where a layer is open.  No other system has a cage yet, and nothing mends that."""
-    cages = [(worker.name, worker.system, worker.cage) for worker in facts.workers]
-    for name, system, cage in (*cages, (HERE, facts.here.system, facts.here.cage)):
-        without = cage.partition("; ")[2]
+def _open_sandbox(facts: Facts) -> Iterator[Symptom]:
+    """Find machines with Linux where a layer is open.  No other system has a sandbox yet, and nothing mends that."""
+    sandboxes = [(worker.name, worker.system, worker.sandbox) for worker in facts.workers]
+    for name, system, sandbox in (*sandboxes, (HERE, facts.here.system, facts.here.sandbox)):
+        without = sandbox.partition("; ")[2]
         if system == "Linux" and without:
             yield Symptom(name, system, f"a driver that a graph breaks reaches more than it should: {without}")
 
@@ -466,9 +466,9 @@ FINDINGS: tuple[Finding, ...] = (
     Finding("adapter-no-wgpu", "adapters", WARNING, _processor_only(LIBRARY), {EVERY: "pip install wgpu   (there)"}),
     Finding("adapter-fails", "adapters", WARNING, _processor_only(FAILED), _DRIVER_FAILS),
     Finding(
-        "cage-open", "cage", WARNING, _open_cage,
-        {EVERY: "mesh-worker   (there, without --no-cage; on Linux 6.12 or later all layers hold, in a container with "
-         "the default profile of its runtime too)"},
+        "sandbox-open", "sandbox", WARNING, _open_sandbox,
+        {EVERY: "mesh-worker   (there, without --no-sandbox; on Linux 6.12 or later all layers hold, in a container "
+         "with the default profile of its runtime too)"},
     ),
     Finding("disk-full", "disk", PROBLEM, _little_room(0, FREE_BYTES_MIN), _MAKE_ROOM),
     Finding("disk-low", "disk", WARNING, _little_room(FREE_BYTES_MIN, FREE_BYTES), _MAKE_ROOM),
@@ -523,8 +523,8 @@ def _saw_adapters(facts: Facts) -> str:
     return ", ".join(dict.fromkeys(names))
 
 
-def _saw_cage(facts: Facts) -> str:
-    return facts.here.cage.partition(";")[0]
+def _saw_sandbox(facts: Facts) -> str:
+    return facts.here.sandbox.partition(";")[0]
 
 
 def _saw_disk(facts: Facts) -> str:
@@ -540,6 +540,6 @@ CHECKS: dict[str, Callable[[Facts], str]] = {
     "clock": _saw_clock,
     "versions": _saw_versions,
     "adapters": _saw_adapters,
-    "cage": _saw_cage,
+    "sandbox": _saw_sandbox,
     "disk": _saw_disk,
 }

@@ -31,7 +31,7 @@ from wire.package import package_version
 from wire.protocol.messages import Nodes
 from worker.config import WorkerConfig
 from worker.devices.registry import list_devices
-from worker.engine_host.cage import cage_text, layers_here
+from worker.engine_host.sandbox import layers_here, sandbox_text
 
 from ..backends.enrolment import is_client
 from .diagnosis import (
@@ -91,7 +91,7 @@ async def _gather(options: argparse.Namespace) -> Facts:
     knocks = await asyncio.gather(*(_knock(*port) for port in _ports(addresses)))
     adapters = None if nodes else _adapters(await asyncio.to_thread(list_devices))
     rooms = (_room("state", config.state_base), _room("cache", config.cache_folder("")))
-    here = Here(platform.system(), package_version(), multicast, rooms, adapters, cage_text(layers_here()))
+    here = Here(platform.system(), package_version(), multicast, rooms, adapters, sandbox_text(layers_here()))
     if nodes is None:
         return Facts(here, coordinator, tuple(knocks))
     return Facts(here, coordinator, tuple(knocks), _workers(nodes), nodes.pairs)
@@ -192,7 +192,7 @@ def _workers(nodes: Nodes) -> tuple[Worker, ...]:
             next(iter(node.addresses), ""),
             _adapters(node.devices),
             node.without_gpu,
-            node.cage,
+            node.sandbox,
         )
         for node in nodes.nodes
     )

@@ -99,7 +99,7 @@ async def _show_nodes(options: Options, remote: Remote, workers: Sequence[Node])
             if node.without_gpu:
                 say(f"{node.name} computes on its processor: it {long_text(node.without_gpu)}")
         for node in workers:
-            say(f"sandbox of {node.name}'s engine hosts: {node.cage or 'none, as its version is older'}")
+            say(f"sandbox of {node.name}'s engine hosts: {node.sandbox or 'none, as its version is older'}")
         print_pairs(pairs)
     sys.stdout.flush()
 

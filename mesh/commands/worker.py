@@ -111,7 +111,7 @@ def parser() -> argparse.ArgumentParser:
         help="how long plans of a silent coordinator are kept (default: 10m; 0: not at all)",
     )
     root.add_argument(
-        "--no-cage",
+        "--no-sandbox",
         action="store_true",
         help="let engine hosts keep all rights of this user, if a driver does not work without them",
     )
@@ -180,7 +180,7 @@ def work(options: argparse.Namespace) -> int:
         log_json=options.log_json,
         verbosity=verbosity(options),
         trace=_trace(),
-        cage=not options.no_cage,
+        sandbox=not options.no_sandbox,
         **ports,
     )
 
@@ -211,7 +211,7 @@ def tune(options: argparse.Namespace) -> int:
         timeouts=timeouts(options, WORKER),
         cache_dir=options.cache_dir,
         kernel_dir=options.kernel_dir,
-        cage=not options.no_cage,
+        sandbox=not options.no_sandbox,
     )
     return measure(options, config)
 

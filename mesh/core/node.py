@@ -96,7 +96,7 @@ class Node:
     loop_lag_s : float, optional
         Seconds for which its event loop stood still at most in the last half minute to minute. If it
         computed for a second of it, its log has a warning that says what ran; with `-v` it says so from 0.05 s on.
-    cage : str, optional
+    sandbox : str, optional
         The sandbox of the processes that compute: which access to its machine they have given up ("files, network,
         processes, rights, limits"), and why not the rest; "" if its version is older.
 
@@ -120,7 +120,7 @@ class Node:
     silent_s: float = 0.0  # since it was last heard
     without_gpu: str = ""  # why it has no GPU: "asked", "none", "software", "library", "failed: ..."
     loop_lag_s: float = 0.0
-    cage: str = ""
+    sandbox: str = ""
 
     def __repr__(self) -> str:
         devices = "; ".join(device._summary() for device in self.devices)
@@ -180,7 +180,7 @@ def node_from(report: NodeReport) -> Node:
         report.silent_s,
         report.without_gpu,
         report.loop_lag_s,
-        report.cage,
+        report.sandbox,
     )
 
 

@@ -170,7 +170,7 @@ MESSAGES: list[Message] = [
     Blob(8, bytes(8), "t-2"),
     BlobStream(BLOB, 5),
     Join(3, 0.1, "coordinator", 1.5),
-    Joined((DEVICE,), 1 << 33, (BLOB,), "Linux", "machine", without_gpu="none", cage="files, network"),
+    Joined((DEVICE,), 1 << 33, (BLOB,), "Linux", "machine", without_gpu="none", sandbox="files, network"),
     Devices((DEVICE,), "device 0 given up"),
     Beat(1, 2, 0.001, 3, (Working(PLAN, 9, 1, 0.25),)),
     Suspected(1),

@@ -53,7 +53,7 @@ async def test_a_host_that_complains_without_end_fills_no_log_and_its_last_words
     folder = str(tmp_path)
     opening = Open(
         device="cpu", memory_bytes=0, threads=1, cache_dir=folder, measured_dir=folder, shared_dir=folder,
-        stop_file="", parent_pid=os.getpid(), beat_s=1.0, trace="", worker="w", readable=(), caged=False,
+        stop_file="", parent_pid=os.getpid(), beat_s=1.0, trace="", worker="w", readable=(), sandboxed=False,
     )  # fmt: skip
     cell, command = memoryview(bytearray(STOP_BYTES)), [sys.executable, "-c", FLOOD]
     lost: list[object] = []

@@ -22,7 +22,7 @@ from wire.system.steady_log import steady_logger
 from ..config import WorkerConfig
 from ..devices.registry import BEST, ON_PROCESSOR, PROCESSOR
 from ..engine import host_messages as hm
-from ..engine_host.cage import cage_text
+from ..engine_host.sandbox import sandbox_text
 from .device_reports import report_of
 from .environment import EngineHost, Environment, OnLost, OnMessage
 
@@ -49,7 +49,7 @@ class EngineHosts:
         self.hosts: list[EngineHost] = []
         self._started: list[EngineHost] = []  # and not known to have ended
         self.without_gpu = ""  # why there is no GPU among them
-        self.cage = ""  # what they gave up of the machine, in words
+        self.sandbox = ""  # what they gave up of the machine, in words
         self._config = config
         self._environment = environment
         self._worker = worker
@@ -83,7 +83,7 @@ class EngineHosts:
 
     async def opened(self) -> tuple[DeviceReport, ...]:
         """Wait until every host has its device; a selection that came up empty is left out.  MeshError."""
-        hosts, cages = list(self.hosts), dict[str, None]()
+        hosts, sandboxes = list(self.hosts), dict[str, None]()
         answers = await asyncio.gather(*(host.opened for host in hosts))
         reports: list[DeviceReport] = []
         self.hosts.clear()
@@ -101,7 +101,7 @@ class EngineHosts:
                 if host.selection == PROCESSOR:
                     host.selection = answer.device.info.engine  # the host that may follow it computes the same bits
                 self.hosts.append(host)
-                cages[cage_text(answer.cage)] = None
+                sandboxes[sandbox_text(answer.sandbox)] = None
                 reports.append(report_of(host.device, answer.device))
                 continue
             elif host.selection == BEST:
@@ -109,7 +109,7 @@ class EngineHosts:
                 looks, folder = self._environment.adapter_cache, self._config.measured_folder
                 await asyncio.to_thread(looks.remember_none, folder, self.without_gpu)
             host.kill()
-        self.cage = "; others: ".join(cages)[:4096]
+        self.sandbox = "; others: ".join(sandboxes)[:4096]
         return tuple(reports)
 
     async def restart(self, device: int) -> None:
@@ -152,7 +152,7 @@ class EngineHosts:
             trace=self._config.trace,
             worker=self._worker,
             readable=tuple(map(str, self._content)),
-            caged=self._config.cage,
+            sandboxed=self._config.sandbox,
         )
         host = self._environment.host(opening, stop.buffer, self._config, self._on_message, self._on_lost)
         self._started = [*(other for other in self._started if not other.exited.is_set()), host]

@@ -60,13 +60,13 @@ class SelfReport:
         """Say in the log, and to a program that reads it, that the worker serves at this address."""
         reports = self._devices.reports
         log.info("mesh-worker %s ready on %s with %s", self._identity.name, address, devices_text(reports))
-        log.info("sandbox of the engine hosts: %s", self._hosts.cage)
+        log.info("sandbox of the engine hosts: %s", self._hosts.sandbox)
         if self._config.announce_json:
             print(json.dumps(ready_fields(self._identity, address, port, os.getpid(), reports)), flush=True)
 
     def _reply_joined(self, action: ev.ReplyJoined) -> None:
         here = self._devices.reports, self.memory_bytes, action.blobs, platform.system()
-        held = action.deployed, self._hosts.without_gpu, action.steps_done, self._hosts.cage
+        held = action.deployed, self._hosts.without_gpu, action.steps_done, self._hosts.sandbox
         self._shell.answer(action.request, Joined(*here, action.paused, *held))
 
     def _send_leaving(self, action: ev.SendLeaving) -> None:

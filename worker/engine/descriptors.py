@@ -1,7 +1,7 @@
 """Descriptors that a daemon hands to an engine host: open sockets, over a pair of Unix sockets.
 
-A host opens no sockets itself (`worker/engine_host/cage.py`).  What it needs one for, the daemon opens, sends here, and
-then at once names in a message.  So sockets and the messages that are about one come in the same order, and whoever
+A host opens no sockets itself (`worker/engine_host/sandbox.py`).  What it needs one for, the daemon opens, sends here,
+and then at once names in a message.  So sockets and the messages that are about one come in the same order, and whoever
 reads such a message finds its socket waiting.  Windows has no such pairs; there hosts open their own.
 """
 

@@ -59,7 +59,7 @@ class Open(_Message, frozen=True, array_like=True, tag=True):
     trace: str = ""  # the file for a trace of its kernels, "" for none
     worker: str = ""  # whose host it is, for people
     readable: tuple[str, ...] = ()  # folders of content that it reads, and does not write
-    caged: bool = False  # whether it gives up what it does not need (`worker/engine_host/cage.py`)
+    sandboxed: bool = False  # whether it gives up what it does not need (`worker/engine_host/sandbox.py`)
     descriptors: int = -1  # over which it is handed sockets; -1: it opens its own
 
 
@@ -250,7 +250,7 @@ class Device(Struct, frozen=True, array_like=True):
 
 
 class Layer(Struct, frozen=True, array_like=True):
-    """One layer of a host's cage; `missing` is why it does not hold, "" for one that does."""
+    """One layer of a host's sandbox; `missing` is why it does not hold, "" for one that does."""
 
     name: str
     missing: str = ""
@@ -262,7 +262,7 @@ class Opened(_Message, frozen=True, array_like=True, tag=True):
 
     device: Device | None
     without_gpu: str = ""  # a text of wire/protocol/missing_gpu.py
-    cage: tuple[Layer, ...] = ()
+    sandbox: tuple[Layer, ...] = ()
 
 
 class OpenFailed(_Message, frozen=True, array_like=True, tag=True):

@@ -2,7 +2,7 @@
 
 It owns one engine, reads messages from stdin, answers on stdout and logs on stderr.  So a driver that aborts, a kernel
 that hangs or a kill for memory ends this process and not the daemon.  It gives up what it does not need of this machine
-(`cage.py`), and opens no sockets: those for the tensors of collectives its daemon hands to it.  It knows no plans,
+(`sandbox.py`), and opens no sockets: those for the tensors of collectives its daemon hands to it.  It knows no plans,
 steps or other nodes: it binds params to compiled parts and runs them.
 
 The main thread reads, computes and answers; while a run of its is suspended, another one does (`suspension.py`).  A
@@ -70,11 +70,11 @@ from ..engine.protocol import (
     untuned_classes,
     watch,
 )
-from .cage import Cage
 from .direct_calls import DirectCalls
 from .explanation import Texts, explanation, know
 from .kernel_trace import KernelTrace
 from .pipe import Pipe
+from .sandbox import Sandbox
 from .suspension import Figures, Interrupts, NoRoomYet, Suspension
 
 EXECUTABLES_MAX = HOST_PARTS.most
@@ -99,8 +99,8 @@ def main(adapt: Callable[[Engine, Measured], tuple[Engine, messages.Device]] = _
     incoming = pipe.incoming()
     opening = next(incoming)
     assert isinstance(opening, messages.Open), "the daemon opens a device first"
-    cage = Cage(opening)
-    cage.close_files()
+    sandbox = Sandbox(opening)
+    sandbox.close_files()
     _die_with_parent()
     allow_open_files()
     threading.Thread(target=_watch, args=(pipe, opening), name="watch", daemon=True).start()
@@ -112,7 +112,7 @@ def main(adapt: Callable[[Engine, Measured], tuple[Engine, messages.Device]] = _
     if engine is None:
         pipe.send(messages.Opened(None, without_gpu()))
         return
-    cage.close_calls()
+    sandbox.close_calls()
     if engine.info.engine in ON_CPU:
         hold_arrays()
     stop_cell = share(opening.shared_dir, opening.stop_file)
@@ -149,7 +149,7 @@ def main(adapt: Callable[[Engine, Measured], tuple[Engine, messages.Device]] = _
     )  # fmt: skip
     direct = DirectCalls(host, pipe.receive_fd, handed)
     pipe.before_read = direct.serve
-    pipe.send(messages.Opened(device, cage=cage.layers))
+    pipe.send(messages.Opened(device, sandbox=sandbox.layers))
     serve()
     threading.Event().wait()  # other threads compute and end the process
 

@@ -109,7 +109,7 @@ class HostProcess(asyncio.SubprocessProtocol):
         """Start the child; it opens its device while we go on."""
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         environment.setdefault("XDG_RUNTIME_DIR", self._opening.shared_dir)  # Mesa complains of none, four times
-        if self._opening.caged:  # its drivers keep kernels where it may write
+        if self._opening.sandboxed:  # its drivers keep kernels where it may write
             environment.setdefault("MESA_SHADER_CACHE_DIR", self._opening.cache_dir)
             environment.setdefault("__GL_SHADER_DISK_CACHE_PATH", self._opening.cache_dir)
         theirs: tuple[int, ...] = ()

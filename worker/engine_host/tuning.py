@@ -113,7 +113,7 @@ class Tuning:
             stop_file=stop.name,
             parent_pid=os.getpid(),
             beat_s=config.host_beat_s,
-            caged=config.cage,
+            sandboxed=config.sandbox,
         )
         self._host = HostProcess(opening, stop.buffer, config, self._on_message, self._lost, self._command)
         self._gone = False

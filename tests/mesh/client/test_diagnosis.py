@@ -142,9 +142,9 @@ SHOWN: dict[str, tuple[Facts, tuple[str, ...]]] = {
         worker(adapters=(CPU,), without_gpu="failed: exit code -6"),
         ("(exit code -6)", "--list-devices", "update"),
     ),
-    "cage-open": (
-        worker(system="Linux", cage="network, rights; without files: this kernel has no Landlock"),
-        ("this kernel has no Landlock", "without --no-cage"),
+    "sandbox-open": (
+        worker(system="Linux", sandbox="network, rights; without files: this kernel has no Landlock"),
+        ("this kernel has no Landlock", "without --no-sandbox"),
     ),
     "disk-full": (room(3 * MIB), ("3 MiB", "cache", 'du -xh "/c"')),
     "disk-low": (room(300 * MIB), ("300 MiB", "cache", 'du -xh "/c"')),

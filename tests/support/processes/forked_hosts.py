@@ -2,7 +2,7 @@
 
 The imports take a third of a second of a processor, which is most of what a short-lived engine host takes, and a run of
 the tests starts thousands.  Each is a process of its own all the same: with its pipes, its environment, its limits, and
-its cage.  Its parent is not the daemon, but a process that waits for it: `os.getppid` of a host returns the daemon
+its sandbox.  Its parent is not the daemon, but a process that waits for it: `os.getppid` of a host returns the daemon
 while the daemon lives, and `children` (worker_process.py) finds it.
 
 `installed` has daemons of this process fork their hosts; a daemon that is forked does so where its environment has

@@ -32,7 +32,7 @@ async def test_a_host_that_found_no_adapter_and_ended_is_no_lost_device(tmp_path
     def on_lost(*what: object) -> None:
         lost.append(what)
 
-    config = WorkerConfig(cache_dir=str(tmp_path), kernel_dir=str(tmp_path), cage=False)
+    config = WorkerConfig(cache_dir=str(tmp_path), kernel_dir=str(tmp_path), sandbox=False)
     shared = SharedDir.create(tmp_path)
     around = replace(REAL, host=kept, adapter_cache=AdapterCache())  # which remembers no earlier look
     hosts = EngineHosts(config, around, "anna", shared, tmp_path, (tmp_path,), nothing, on_lost, nothing)
@@ -67,7 +67,7 @@ async def test_all_hosts_end_where_a_device_is_not_there(tmp_path: Path) -> None
 
     def nothing(*_: Any) -> None: ...
 
-    config = WorkerConfig(cache_dir=str(tmp_path), kernel_dir=str(tmp_path), cage=False)
+    config = WorkerConfig(cache_dir=str(tmp_path), kernel_dir=str(tmp_path), sandbox=False)
     around = replace(REAL, host=kept)
     shared = SharedDir.create(tmp_path)
     hosts = EngineHosts(config, around, "anna", shared, tmp_path, (tmp_path,), nothing, nothing, nothing)

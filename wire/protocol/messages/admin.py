@@ -30,7 +30,7 @@ class NodeReport(Record, frozen=True):
     system: Name = ""  # its operating system: Linux, Darwin, Windows
     without_gpu: Text = ""  # as in Joined
     loop_lag_s: Seconds = 0.0  # as in Beat
-    cage: Text = ""  # as in Joined
+    sandbox: Text = ""  # as in Joined
 
 
 class PairReport(Record, frozen=True):

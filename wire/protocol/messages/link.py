@@ -70,7 +70,7 @@ class Joined(Message, frozen=True):
     deployed: Generations = ()  # the plans of Join's `continued` that are deployed here
     without_gpu: Text = ""  # why it has no GPU, as wire/protocol/missing_gpu.py has it
     steps_done: Generations = ()  # for each plan of `deployed`: how many steps it has done
-    cage: Text = ""  # what its engine hosts gave up of the machine, and why not more; for people
+    sandbox: Text = ""  # what its engine hosts gave up of the machine, and why not more; for people
 
 
 class Devices(Message, frozen=True):

@@ -70,6 +70,6 @@ def _grew() -> list[str]:
 if FOLDER and hasattr(signal, "SIGUSR2"):
     signal.signal(signal.SIGUSR2, tell)
     if "mesh.commands.worker" in sys.orig_argv:
-        sys.argv.append("--no-cage")  # an engine host in a cage may not write its answer, and would end of that
+        sys.argv.append("--no-sandbox")  # an engine host in a sandbox may not write its answer, and would end of that
     if TRACE:
         tracemalloc.start(TRACE)

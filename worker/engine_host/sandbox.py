@@ -1,4 +1,4 @@
-"""The cage of an engine host: what its process can no longer do, whatever a graph or a driver has it do.
+"""The sandbox of an engine host: what its process can no longer do, whatever a graph or a driver has it do.
 
 Graphs are data, but a compiler or a driver that one of them breaks runs inside this process.  So it gives up what it
 does not need, each layer as early as can be: files before the driver is loaded, since threads that are there already
@@ -52,7 +52,7 @@ _VULKAN_IN = ("XDG_DATA_DIRS", "XDG_CONFIG_DIRS", "XDG_DATA_HOME", "XDG_CONFIG_H
 _MODULES = (".py", ".so", ".pyd", ".dist-info", ".egg-info", ".libs")
 
 
-class Cage:
+class Sandbox:
     """What is closed so far: `close_files`, then `close_calls`."""
 
     def __init__(self, opening: Open) -> None:
@@ -66,8 +66,8 @@ class Cage:
 
     def close_files(self) -> None:
         """Close files, rights and limits.  No other thread may have begun."""
-        if not self._opening.caged:
-            self._missing = dict.fromkeys(LAYERS, "--no-cage was asked for")
+        if not self._opening.sandboxed:
+            self._missing = dict.fromkeys(LAYERS, "--no-sandbox was asked for")
         elif platform.system() != "Linux":
             self._missing = dict.fromkeys(LAYERS, f"there is none on {platform.system()}")
         else:
@@ -119,7 +119,7 @@ def layers_here() -> tuple[Layer, ...]:
     return (Layer(FILES, files), Layer(NETWORK, calls), Layer(PROCESSES, calls), Layer(RIGHTS), Layer(LIMITS))
 
 
-def cage_text(layers: tuple[Layer, ...]) -> str:
+def sandbox_text(layers: tuple[Layer, ...]) -> str:
     """The layers in words: those that hold, and why others do not; "" for none at all, as in a simulation."""
     if not layers:
         return ""
@@ -169,7 +169,7 @@ def _interpreter() -> Iterator[Path]:
 
 
 def _is_module(path: Path) -> bool:
-    """Whether a file or folder is what may be imported.  One that is another user's is not, and costs no cage."""
+    """Whether a file or folder is what may be imported.  One that is another user's is not, and costs no sandbox."""
     return path.suffix in _MODULES or os.path.isfile(path / "__init__.py")
 
 

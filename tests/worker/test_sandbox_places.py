@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from worker.engine_host import cage
+from worker.engine_host import sandbox
 
 PATH_CHARS_MAX = 4095
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the cage is Linux's")
-def test_a_folder_that_cannot_be_looked_into_costs_no_host_its_cage(
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sandbox is Linux's")
+def test_a_folder_that_cannot_be_looked_into_costs_no_host_its_sandbox(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one of another user, or as here one whose files have names that are too long."""
@@ -24,4 +24,4 @@ def test_a_folder_that_cannot_be_looked_into_costs_no_host_its_cage(
     (folder / "module.py").touch()
     (folder / ("y" * left)).mkdir()
     monkeypatch.setattr(sys, "path", [*sys.path, str(folder)])
-    assert folder / "module.py" in set(cage._interpreter())
+    assert folder / "module.py" in set(sandbox._interpreter())

@@ -1,9 +1,9 @@
-"""What the cage of engine hosts costs: the same parts in two hosts side by side, one of which is in a cage, by turns.
+"""What the sandbox of engine hosts costs: the same parts in two hosts by turns, one of which is in a sandbox.
 
-    python bench/cage.py [--engine native] [--pairs 5] [--seconds 8] [--starts 10] [CASE ...]
+    python bench/sandbox.py [--engine native] [--pairs 5] [--seconds 8] [--starts 10] [CASE ...]
 
 The parts are the cases of bench/engines.py and an addition of 8x8, which is next to no kernel: what is left of it are
-the calls of the system that any run makes.  Of each part it prints the time in a cage over the time without, by the
+the calls of the system that any run makes.  Of each part it prints the time in a sandbox over the time without, by the
 host's own clock.  Runs of the two follow each other by turns, so what else the machine does hits both, and of each host
 the quickest run counts.  Two processes differ by where their memory lies, so this is done with several pairs of hosts:
 the median of their ratios, and all of them.  Of starts it prints the difference of the medians, from the start of the
@@ -30,8 +30,8 @@ from wire.ir.graph import GraphBuilder, WireGraph
 from wire.system.shared_memory import SharedDir
 from worker.config import WorkerConfig
 from worker.engine import host_messages as hm
-from worker.engine_host.cage import cage_text
 from worker.engine_host.host_client import HostProcess
+from worker.engine_host.sandbox import sandbox_text
 
 ENGINES = ("native", "cpu", "wgsl")
 TINY = "add 8x8"
@@ -52,13 +52,13 @@ def part(what: str) -> Part:
 class Host:
     """An open host, and its answers."""
 
-    def __init__(self, engine: str, folder: Path, caged: bool) -> None:
+    def __init__(self, engine: str, folder: Path, sandboxed: bool) -> None:
         self.shared, self.said = SharedDir.create(), queue.Queue[hm.FromHost]()
         stop = self.shared.allocate(hm.STOP_BYTES)
         opening = hm.Open(
             device=engine, memory_bytes=0, threads=1, cache_dir=str(folder / "kernels"),
             measured_dir=str(folder / "measured"), shared_dir=str(self.shared.path), stop_file=stop.name,
-            parent_pid=os.getpid(), beat_s=0.5, readable=(str(folder),), caged=caged,
+            parent_pid=os.getpid(), beat_s=0.5, readable=(str(folder),), sandboxed=sandboxed,
         )  # fmt: skip
         self.process = HostProcess(opening, stop.buffer, WorkerConfig(), lambda _, m: self.said.put(m), lambda *_: None)
         self.run = 0
@@ -69,7 +69,7 @@ class Host:
         answer = await self.process.opened
         took_s = time.perf_counter() - began_s
         assert isinstance(answer, hm.Opened) and answer.device is not None, answer
-        self.cage = cage_text(answer.cage)
+        self.sandbox = sandbox_text(answer.sandbox)
         return took_s
 
     async def ask(self, message: hm.ToHost) -> hm.FromHost:
@@ -120,7 +120,7 @@ async def main() -> None:
                     ratios[what].append(ratio)
             for what, all_ in ratios.items():
                 each = " ".join(f"{ratio:.3f}" for ratio in sorted(all_))
-                print(f"  {what}: in a cage {statistics.median(all_):.4f} of the time ({each})", flush=True)
+                print(f"  {what}: in a sandbox {statistics.median(all_):.4f} of the time ({each})", flush=True)
             medians = [statistics.median(all_) for what, all_ in ratios.items() if what != TINY]
             if medians:
                 print(f"  the kernel bench, geometric mean: {statistics.geometric_mean(medians):.4f}", flush=True)
@@ -129,21 +129,21 @@ async def main() -> None:
 async def measure_starts(engine: str, folder: Path, starts: int) -> None:
     took: dict[bool, list[float]] = {True: [], False: []}
     for turn in range(starts + 1):
-        for caged in (turn % 2 == 0, turn % 2 == 1):
-            host = Host(engine, folder, caged)
+        for sandboxed in (turn % 2 == 0, turn % 2 == 1):
+            host = Host(engine, folder, sandboxed)
             took_s = await host.start()
             if turn:  # the first ones fill caches
-                took[caged].append(took_s)
+                took[sandboxed].append(took_s)
             await host.close()
-    without, within = (statistics.median(took[caged]) for caged in (False, True))
+    without, within = (statistics.median(took[sandboxed]) for sandboxed in (False, True))
     quickest = min(took[True]) - min(took[False])
-    print(f"{engine}: start {1e3 * without:.0f} ms, in a cage {1e3 * (within - without):+.1f} ms more")
-    print(f"  the quickest start {1e3 * min(took[False]):.0f} ms, in a cage {1e3 * quickest:+.1f} ms more")
+    print(f"{engine}: start {1e3 * without:.0f} ms, in a sandbox {1e3 * (within - without):+.1f} ms more")
+    print(f"  the quickest start {1e3 * min(took[False]):.0f} ms, in a sandbox {1e3 * quickest:+.1f} ms more")
 
 
 async def measured(engine: str, folder: Path, parts: dict[str, Part], seconds: float) -> dict[str, float]:
     """The ratio of the quickest runs of a new pair of hosts, by part."""
-    hosts = {caged: Host(engine, folder, caged) for caged in (True, False)}
+    hosts = {sandboxed: Host(engine, folder, sandboxed) for sandboxed in (True, False)}
     ratios = {}
     for host in hosts.values():
         await host.start()
@@ -153,8 +153,8 @@ async def measured(engine: str, folder: Path, parts: dict[str, Part], seconds: f
         took: dict[bool, list[float]] = {True: [], False: []}
         turn, end_s = 0, time.perf_counter() + seconds
         while turn < TURNS_MIN or time.perf_counter() < end_s:
-            for caged in (True, False) if turn % 2 else (False, True):
-                took[caged].append(await hosts[caged].compute_s(number, arrays, len(graph.outputs)))
+            for sandboxed in (True, False) if turn % 2 else (False, True):
+                took[sandboxed].append(await hosts[sandboxed].compute_s(number, arrays, len(graph.outputs)))
             turn += 1
         ratios[what] = min(took[True]) / min(took[False])
     for host in hosts.values():

@@ -1,4 +1,4 @@
-"""The cage of engine hosts: somebody who took one over gets nowhere, and what it is there for works as before."""
+"""The sandbox of engine hosts: somebody who took one over gets nowhere, and what it is there for works as before."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from wire.system.child_python import python_command
 from wire.system.shared_memory import SharedDir, take
 from worker.config import WorkerConfig
 from worker.engine import host_messages as hm
-from worker.engine_host import cage
+from worker.engine_host import sandbox
 from worker.engine_host.host_client import HOST, HostProcess
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the cage is Linux's")
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the sandbox is Linux's")
 HANGS_S = 120.0
 SIDE = 300
 ENGINES = ("cpu", "native", "wgsl")
@@ -88,7 +88,7 @@ async def host(
     stop = shared.allocate(hm.STOP_BYTES)
     asked: dict[str, object] = {
         "memory_bytes": 0, "threads": 2, "cache_dir": str(folder / "kernels"), "measured_dir": str(folder / "measured"),
-        "readable": (str(folder / "content"),), "caged": True, **fields,
+        "readable": (str(folder / "content"),), "sandboxed": True, **fields,
     }  # fmt: skip
     opening = hm.Open(
         device=selection, shared_dir=str(shared.path), stop_file=stop.name, parent_pid=os.getpid(), beat_s=0.5, **asked
@@ -138,7 +138,7 @@ async def test_who_took_an_engine_host_over_gets_nowhere_and_it_computes_as_befo
         command = python_command("support.hostile.escaping_host", json.dumps(asked))
         async with host(engine, tmp_path, command) as opened:
             found = json.loads(report.read_text())
-            assert [layer.missing for layer in opened.answer.cage] == [""] * len(cage.LAYERS)
+            assert [layer.missing for layer in opened.answer.sandbox] == [""] * len(sandbox.LAYERS)
             await opened.computes()
     assert found.keys() == {"main", "thread"}
     for where, attempts in found.items():
@@ -149,8 +149,8 @@ async def test_who_took_an_engine_host_over_gets_nowhere_and_it_computes_as_befo
     assert list(state.iterdir()) == [key]
 
 
-async def test_without_a_cage_the_same_attempts_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So what the test above sees is the cage's doing."""
+async def test_without_a_sandbox_the_same_attempts_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So what the test above sees is the sandbox's doing."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(ROOT), str(ROOT / "tests"))))
     key = tmp_path / "node.key"
     key.write_text("secret")
@@ -161,9 +161,9 @@ async def test_without_a_cage_the_same_attempts_succeed(tmp_path: Path, monkeypa
             "report": str(tmp_path / "kernels" / "report"), "port": listening.getsockname()[1], "unix": "",
         }  # fmt: skip
         command = python_command("support.hostile.escaping_host", json.dumps(asked))
-        async with host("cpu", tmp_path, command, caged=False) as opened:
+        async with host("cpu", tmp_path, command, sandboxed=False) as opened:
             found = json.loads((tmp_path / "kernels" / "report").read_text())["main"]
-            assert {layer.missing for layer in opened.answer.cage} == {"--no-cage was asked for"}
+            assert {layer.missing for layer in opened.answer.sandbox} == {"--no-sandbox was asked for"}
     for what in ("connect by TCP", "listen", "read the key", "list the folder", "fork", "start a program"):
         assert found[what].startswith("done"), (what, found[what])
 
@@ -173,13 +173,13 @@ async def test_a_budget_limits_memory_and_what_it_leaves_is_enough(tmp_path: Pat
         limits = Path(f"/proc/{opened.process.pid}/limits").read_text()
         data = next(line.split() for line in limits.splitlines() if line.startswith("Max data size"))
         core = next(line.split() for line in limits.splitlines() if line.startswith("Max core file size"))
-        assert int(data[3]) == 2 * (64 << 20) + cage.BESIDE_BUDGET_BYTES and core[4] == "0"
+        assert int(data[3]) == 2 * (64 << 20) + sandbox.BESIDE_BUDGET_BYTES and core[4] == "0"
         await opened.computes()
 
 
 async def test_where_shared_memory_is_no_folder_of_its_own_the_report_says_so(tmp_path: Path) -> None:
     async with host("cpu", tmp_path, shared=SharedDir.create(tmp_path)) as opened:
-        (files, *others) = opened.answer.cage
-        assert files.name == cage.FILES and f"shared memory is in {tmp_path}" in files.missing
+        (files, *others) = opened.answer.sandbox
+        assert files.name == sandbox.FILES and f"shared memory is in {tmp_path}" in files.missing
         assert not any(layer.missing for layer in others)
         await opened.computes()
