@@ -356,10 +356,10 @@ class Remote:
                 closing.callback(self._shared.close)
             closing.push_async_callback(self._endpoint.close)
             closing.callback(self._membership.close)
-            if self._membership.credentials.outdated:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(RENEW_S):
-                        await self._membership.refresh()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RENEW_S):
+                    await self._membership.trusted()  # a short command may have heard of a new authority just now
+                    await self._membership.refresh()
 
     def _text_of(self, strategy: str) -> str:
         return text_of(strategy, self.reproducible)

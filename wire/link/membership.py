@@ -125,6 +125,11 @@ class Membership:
         self._trusting = self._tasks.run("taking up whom to trust", self._trust(endpoint, *trust), log.error)
         return self._trusting
 
+    async def trusted(self) -> None:
+        """Return once what the coordinator said last of whom to trust is heeded."""
+        if self._trusting is not None:
+            await asyncio.wait([self._trusting])
+
     async def _trust(self, endpoint: Endpoint, data: bytes, authority: bytes, former: Former | None) -> None:
         last_logged = ""
         while True:
