@@ -26,9 +26,7 @@ class CoordinatorConfig:
     reproducible: bool = False  # only plans of which all have the same bits (planning/model/reproducible.py)
     plan_ahead: bool = True  # plans for the death of each worker are made before it dies
     plan_ahead_min: int = PLAN_AHEAD_MIN  # for graphs with at least this product of nodes and workers
-    direct_calls: bool = (
-        False  # threads of this process may call engine hosts of this machine (runtime/direct_calls.py)
-    )
+    direct_calls: bool = False  # threads of this process call this machine's engine hosts (runtime/direct_calls.py)
     rehearsed_bytes_max: int = 256 * MIB  # of weights that a rehearsal may move; a recovery of more takes its time
 
     @property
