@@ -686,6 +686,7 @@ class Generating:
             await self._close_session(for_good=True)
         finally:  # nobody waits for what does not go on, whatever failed
             self._fail_all(Cancelled("the model was unloaded"))
+            self._steppings.clear()  # megabytes of graphs; what else is here may stay until the next search for cycles
             if self._drafter is not None:
                 await self._drafter.close()
 
