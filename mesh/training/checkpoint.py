@@ -7,6 +7,7 @@ taken.  What is in it says nothing of workers, so any number of them can go on w
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import re
@@ -32,6 +33,7 @@ from .data import Cursor
 
 log = steady_logger("graph_mesh.training")
 FORMAT = 1
+_NO_FOLDER = frozenset({errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP, errno.ENOENT})  # nothing can be in such a one
 _MANIFEST = re.compile(r"step-(?P<step>\d{1,18})\.json", re.ASCII)
 _KINDS = {"format": int, "sha256": str, "cursor": dict, "about": dict, "tensors": dict}  # of what a manifest says
 
@@ -242,13 +244,19 @@ class Checkpoints:
         return Checkpoint(step, cursor, state, manifest["about"])
 
     def _saved(self) -> list[tuple[int, int]]:
-        """The place of every manifest in the order of saving, and its step; 0 for one that does not say."""
+        """The place of every manifest in the order of saving, and its step; 0 for one that does not say.  StorageError
+        for a folder that may have some and cannot be read: nobody is to begin anew for that."""
         places = []
-        with contextlib.suppress(OSError, ValueError):  # of a folder that cannot be: nothing is saved there either
+        try:
             for path in self.folder.glob("step-*.json"):
                 named = _MANIFEST.fullmatch(path.name)
                 if named is not None:
                     places.append((_saved_in(path), int(named["step"])))
+        except ValueError:  # a path with a null: nothing can be saved there
+            return []
+        except OSError as error:
+            if error.errno not in _NO_FOLDER:
+                raise StorageError(f"the checkpoints in {self.folder} cannot be read", cause=str(error)) from error
         return places
 
     def _paths(self, step: int) -> tuple[Path, Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -33,6 +34,17 @@ def saved(folder: Path, *steps: int, keep: int = 3) -> Checkpoints:
     for step in steps:
         store.save(step, Cursor(1, step), STATE, {"seed": 7})
     return store
+
+
+def test_a_folder_that_the_disk_does_not_read_is_not_taken_for_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def glob(folder: Path, pattern: str) -> Any:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Path, "glob", glob)
+    with pytest.raises(StorageError, match=r"the checkpoints in .* cannot be read.*Input/output error"):
+        saved(tmp_path).steps()
 
 
 def test_what_was_saved_comes_back(tmp_path: Path) -> None:
