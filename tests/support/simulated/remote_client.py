@@ -19,6 +19,9 @@ class NoMembership:
     class credentials:
         outdated = False
 
+    async def trusted(self) -> None:
+        return
+
     async def refresh(self) -> None:
         return
 
