@@ -24,6 +24,10 @@ log = steady_logger("graph_mesh.serving")
 RETRY_S = 10  # what a client is asked to wait where a model takes long to be loaded
 
 
+async def _nothing() -> None:
+    return
+
+
 class Keep(Enum):
     """How long a model stays after a request that does not say so."""
 
@@ -165,6 +169,7 @@ class Residence:
                 await asyncio.gather(self._work, return_exceptions=True)
             await self._unload()
         finally:
+            self._load = self._unload = _nothing  # who owns them owns this, and what goes in a ring goes late
             self._ended.set()
 
     def _do(self, what: Do) -> None:

@@ -52,18 +52,18 @@ class ServedEmbedding:
         tokenizer: Tokenizer,
         tokens_max: int,
         admission: Admission,
-        load: Callable[[], Awaitable[None]],
+        load: Callable[[Residence], Awaitable[None]],
         gone: Callable[[Residence], None],
         meters: Meters,
         keep_s: float | None = None,
     ) -> None:
         self.facts = facts
-        self.residence = Residence(facts.name, load, self._unload, keep_s)
+        self.residence = Residence(facts.name, self._load, self._unload, keep_s)
         self.successor: ServedEmbedding | None = None  # what takes requests in its place, once it is being replaced
         self.tokenizer = tokenizer
         self.admission = admission
         self.tokens_max = tokens_max
-        self._server, self._gone, self._meters = server, gone, meters
+        self._server, self._load_encoder, self._gone, self._meters = server, load, gone, meters
         self._positions_max = facts.positions_max or LENGTHS[-1]
 
     async def embed(
@@ -116,6 +116,9 @@ class ServedEmbedding:
             await self.residence.close()
         finally:
             await self._server.close()
+
+    async def _load(self) -> None:
+        await self._load_encoder(self.residence)
 
     async def _unload(self) -> None:
         try:
@@ -172,8 +175,8 @@ async def serve_embedding(
         ids = np.zeros((1, LENGTHS[0]), np.int32)
         return [await mesh.plan(encoder, ids, ids, strategy=options.strategy, copies=options.copies)]
 
-    async def load() -> None:
-        async with memory.room_for(served.residence, await shares_of(plans()), lambda: weights_bytes):
+    async def load(residence: Residence) -> None:
+        async with memory.room_for(residence, await shares_of(plans()), lambda: weights_bytes):
             await server.load_model(
                 NAME, encoder, max_batch=int(options.max_batch), max_wait_ms=options.max_wait_ms,
                 queue=TEXTS_MAX * int(options.max_batch), strategy=text_of(options.strategy), mode=options.mode,
@@ -181,8 +184,7 @@ async def serve_embedding(
             )  # fmt: skip
 
     admission = Admission(int(options.max_batch), int(options.queue))
-    served = ServedEmbedding(facts, server, tokenizer, tokens_max, admission, load, memory.release, meters, keep_s)
-    return served
+    return ServedEmbedding(facts, server, tokenizer, tokens_max, admission, load, memory.release, meters, keep_s)
 
 
 def embeds(model: Model) -> bool:

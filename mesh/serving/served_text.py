@@ -90,7 +90,7 @@ class ServedText:
 
     def __init__(
         self, facts: ModelFacts, model: Model, batches: Batches, tokenizer: Tokenizer, template: ChatTemplate | None,
-        admission: Admission, load: Callable[[], Awaitable[Batches]],
+        admission: Admission, load: Callable[[Residence], Awaitable[Batches]],
         gone: Callable[[Residence], None], meters: Meters, keep_s: float | None = None,
     ) -> None:  # fmt: skip
         self.facts = facts
@@ -183,7 +183,7 @@ class ServedText:
         await self.residence.close()
 
     async def _load(self) -> None:
-        self._batches = await self._load_batches()
+        self._batches = await self._load_batches(self.residence)
 
     async def _unload(self) -> None:
         try:
@@ -259,11 +259,11 @@ async def serve_text(
     batches = await ReplicaSet.open(mesh, model, options, queue, tuple(Kind))  # for what it says of the model
     await batches.close()
 
-    async def load() -> ReplicaSet:
+    async def load(residence: Residence) -> ReplicaSet:
         opened = await ReplicaSet.open(mesh, model, options, queue, tuple(Kind))
         try:
             shares = await shares_of(opened.plans())
-            async with memory.room_for(served.residence, shares, lambda: opened.held_bytes):
+            async with memory.room_for(residence, shares, lambda: opened.held_bytes):
                 await opened.load()
         except BaseException:
             await opened.close()
@@ -271,8 +271,7 @@ async def serve_text(
         return opened
 
     admission = Admission(int(options.max_batch) * options.replicas, int(options.queue))
-    served = ServedText(facts, model, batches, tokenizer, template, admission, load, memory.release, meters, keep_s)
-    return served
+    return ServedText(facts, model, batches, tokenizer, template, admission, load, memory.release, meters, keep_s)
 
 
 __all__ = ["Batches", "ModelFacts", "ServedText", "serve_text"]

@@ -35,20 +35,26 @@ def kept_with_graph(derive: Callable[[WireGraph], T]) -> Callable[[WireGraph], T
 def without_origins(graph: WireGraph) -> WireGraph:
     """A copy that cannot be transformed any more.  The records of how the graphs in it were made are larger than the
     graphs."""
-    bare: dict[int, Any] = {}  # copies of bodies and attributes, by the id of the original: shared ones stay shared
+    return _bare_graph(graph, {})
 
-    def body_of(inner: WireGraph) -> WireGraph:
-        if id(inner) not in bare:
-            nodes = [node._replace(attrs=attrs_of(node)) if node.op in GRAPH_ATTRS else node for node in inner.nodes]
-            bare[id(inner)] = replace(inner, nodes=tuple(nodes), origin=None)
-        body: WireGraph = bare[id(inner)]
-        return body
 
-    def attrs_of(node: Node) -> Attrs:
-        if id(node.attrs) not in bare:
-            bodies = {name: body_of(node.attrs[name]) for name in GRAPH_ATTRS[node.op]}
-            bare[id(node.attrs)] = Attrs({**node.attrs, **bodies})
-        attrs: Attrs = bare[id(node.attrs)]
-        return attrs
+# Copies of bodies and attributes are in `bare` by the id of the original: shared ones stay shared.  Functions within
+# a function that call each other would be a cycle, and all these graphs would stay until it is found.
 
-    return body_of(graph)
+
+def _bare_graph(graph: WireGraph, bare: dict[int, Any]) -> WireGraph:
+    if id(graph) not in bare:
+        nodes = [
+            node._replace(attrs=_bare_attrs(node, bare)) if node.op in GRAPH_ATTRS else node for node in graph.nodes
+        ]
+        bare[id(graph)] = replace(graph, nodes=tuple(nodes), origin=None)
+    copied: WireGraph = bare[id(graph)]
+    return copied
+
+
+def _bare_attrs(node: Node, bare: dict[int, Any]) -> Attrs:
+    if id(node.attrs) not in bare:
+        bodies = {name: _bare_graph(node.attrs[name], bare) for name in GRAPH_ATTRS[node.op]}
+        bare[id(node.attrs)] = Attrs({**node.attrs, **bodies})
+    attrs: Attrs = bare[id(node.attrs)]
+    return attrs
