@@ -7,28 +7,33 @@ first half, and in the second half the coordinator, the server, a worker and the
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import time
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from support.processes.serving_soak import SERVER, Replies, ServingSite
+from support.processes.serving_soak import HUNG_S, SERVER, Replies, ServingSite
 from support.processes.soak import COORDINATOR
-from support.processes.soak_faults import Soak, few_files
-from support.processes.soak_growth import can_mount, folder_alone, grown, tell_growth
+from support.processes.soak_faults import WARM, Soak, few_files
+from support.processes.soak_growth import can_mount, folder_alone, grown, judged, tell_growth
 
 EVERY_S = 6.0  # between two faults
-HUNG_S = 420.0  # without an answer of one client: longer than any request may take
-OLD = (COORDINATOR, "one", SERVER)  # what they hold is judged: clients are no part of the product
+JUDGED = "one"  # the worker that is
+OLD = (COORDINATOR, JUDGED, SERVER)  # what they hold is judged: clients are no part of the product
+RESTS = 8  # at least three, in a short run
+ALONE_S = 120.0  # in which the worker gets every model
 
 
 def soak(minutes: float, seed: int, folder: Path) -> None:
     few_files()
     with ServingSite(folder, seed, Replies()) as site:
-        ran = Soak(minutes, seed)
-        ran.run(site, folder, EVERY_S, HUNG_S)
+        ran, rests = Soak(minutes, seed), Rests(site, minutes)
+        ran.run(site, folder, EVERY_S, HUNG_S, rests.look)
         starts = {name: part.starts for name, part in site.parts.items()}
         log_bytes = (folder / f"{SERVER}.log").stat().st_size
     ran.tell()
@@ -36,7 +41,39 @@ def soak(minutes: float, seed: int, folder: Path) -> None:
     print("starts:", starts)
     print(f"the server's log: {log_bytes} B")
     tell_growth(ran.samples, ran.late, OLD)
-    assert not (grew := grown(ran.late, OLD)), grew
+    print("at rest:")
+    tell_growth(ran.samples, rests.samples, OLD)
+    assert not (grew := grown(rests.samples, OLD)), grew
+
+
+class Rests:
+    """What they hold at rest, which is judged.
+
+    Under load a worker has now one model and now another one, and a server bodies of 100 MB: through these heights a
+    line rises or falls by more than what is looked for.  A worker keeps the weights and kernels that it had, up to its
+    limit: so first it has every model.
+    """
+
+    def __init__(self, site: ServingSite, minutes: float) -> None:
+        self.samples: list[tuple[float, Mapping[str, float]]] = []
+        self._site, self._judged_s = site, minutes * 60 / 2
+        self._warm_s = self._judged_s * WARM
+        self._every_s = (self._judged_s - self._warm_s) / RESTS
+        self._next_s = self._judged_s + self._warm_s
+        self._alone = False
+
+    def look(self, at_s: float) -> None:
+        """Do what is due, before a fault at `at_s` from the beginning."""
+        if at_s > self._judged_s and not self._alone:
+            self._alone = True
+            self._site.leave_alone(JUDGED, min(ALONE_S, self._warm_s / 2))
+        if at_s > self._next_s:
+            began_s = time.monotonic()
+            held = self._site.at_rest()
+            at_s += time.monotonic() - began_s
+            self.samples.append((at_s, held))
+            self._next_s = max(self._next_s + self._every_s, at_s)
+            print(f"at rest at {at_s:.0f} s:", json.dumps({name: held[name] for name in judged(OLD)}), flush=True)
 
 
 def tell(heard: Replies) -> None:

@@ -17,7 +17,7 @@ HOLES = """
 import os
 import tempfile
 from pathlib import Path
-from wire.system.malloc import SpareMemory, give_back
+from wire.system.malloc import MemoryAtRest, SpareMemory, give_back
 
 def resident_bytes():
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -37,6 +37,15 @@ WORKS = {
         True, False, True,
     ],
     """
+at_rest = MemoryAtRest(30.0)
+for now_s in (5.0, 40.0): given_back(lambda: at_rest.look(now_s))
+at_rest.end(10.0)
+for now_s in (39.0, 41.0, 80.0): given_back(lambda: at_rest.look(now_s))
+at_rest.end(90.0)
+at_rest.begin()
+given_back(lambda: at_rest.look(200.0))
+""": [False, False, False, True, False, False],
+    """
 from wire.system.shared_memory import SharedDir
 from worker.cpu.engine import CpuEngine
 from worker.engine_host.host import Host
@@ -51,7 +60,7 @@ with tempfile.TemporaryDirectory() as folder:
 @pytest.mark.skipif(
     not sys.platform.startswith("linux") or not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="not glibc"
 )
-@pytest.mark.parametrize("work", WORKS, ids=["at once", "once in a while", "after a part"])
+@pytest.mark.parametrize("work", WORKS, ids=["at once", "once in a while", "at rest", "after a part"])
 def test_holes_between_what_is_used_are_given_back(work: str) -> None:
     words = [sys.executable, "-c", HOLES + work]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)

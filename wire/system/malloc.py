@@ -41,6 +41,29 @@ class SpareMemory:
             give_back()
 
 
+class MemoryAtRest:
+    """The memory that was freed, of a process that computes in one thread and is watched by another.  It goes back some
+    seconds after the last work, once: what works goes on with what it has."""
+
+    def __init__(self, wait_s: float = 30.0) -> None:
+        self._wait_s = wait_s
+        self._due_s = math.inf
+
+    def begin(self) -> None:
+        """Work begins."""
+        self._due_s = math.inf
+
+    def end(self, now_s: float) -> None:
+        """Work is over."""
+        self._due_s = now_s + self._wait_s
+
+    def look(self, now_s: float) -> None:
+        """Give the memory back if it is time; this is for the thread that watches."""
+        if now_s >= self._due_s:
+            self._due_s = math.inf
+            give_back()
+
+
 class DelayedReturn:
     """The memory that was freed, of a process that is at rest in between.  It goes back some seconds after the first of
     several things that may have freed some.  Made on an event loop."""

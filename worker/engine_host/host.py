@@ -36,7 +36,7 @@ from wire.ir.types import TensorType
 from wire.protocol.engine_names import ON_CPU
 from wire.system import mapped_files
 from wire.system.child_python import take_stdio
-from wire.system.malloc import SpareMemory, give_back, hold_arrays
+from wire.system.malloc import MemoryAtRest, SpareMemory, give_back, hold_arrays
 from wire.system.open_file_limit import allow_open_files
 from wire.system.shared_memory import SharedDir, exists, remove, remove_all, share, take
 from wire.units import need_text, room_text, size_text
@@ -103,7 +103,8 @@ def main(adapt: Callable[[Engine, Measured], tuple[Engine, messages.Device]] = _
     sandbox.close_files()
     _die_with_parent()
     allow_open_files()
-    threading.Thread(target=_watch, args=(pipe, opening), name="watch", daemon=True).start()
+    at_rest = MemoryAtRest()
+    threading.Thread(target=_watch, args=(pipe, opening, at_rest), name="watch", daemon=True).start()
     try:
         engine = open_engine(opening.device, Path(opening.cache_dir), opening.memory_bytes, opening.threads)
     except MeshError as error:
@@ -145,7 +146,7 @@ def main(adapt: Callable[[Engine, Measured], tuple[Engine, messages.Device]] = _
     suspension = Suspension(serve)
     host = Host(
         engine, shared, stop_cell, opening.memory_bytes, pipe.send, trace=_trace(opening, engine), handed=handed,
-        suspend=suspension.suspend,
+        suspend=suspension.suspend, at_rest=at_rest,
     )  # fmt: skip
     direct = DirectCalls(host, pipe.receive_fd, handed)
     pipe.before_read = direct.serve
@@ -163,13 +164,15 @@ def _trace(opening: messages.Open, engine: Engine) -> KernelTrace | None:
     return KernelTrace(base.with_name(name), f"{opening.worker}, {kind}")
 
 
-def _watch(pipe: Pipe, opening: messages.Open) -> None:
-    """Send heartbeats, and end this process once its parent is gone: the computing thread may be inside a kernel."""
+def _watch(pipe: Pipe, opening: messages.Open, at_rest: MemoryAtRest) -> None:
+    """Send heartbeats, and end this process once its parent is gone: the computing thread may be inside a kernel, and
+    is not where memory goes back."""
     while os.getppid() == opening.parent_pid:
         try:
             pipe.send(messages.Alive())
         except OSError:
             break
+        at_rest.look(time.monotonic())
         time.sleep(opening.beat_s)
     os._exit(0)
 
@@ -228,6 +231,7 @@ class Host:
         trace: KernelTrace | None = None,
         handed: Handed | None = None,
         suspend: Callable[[int, Callable[[], None]], None] = lambda _run, _say: None,
+        at_rest: MemoryAtRest | None = None,
     ) -> None:
         """`suspend` is that of `Suspension`."""
         self.lost = False
@@ -251,7 +255,7 @@ class Host:
         lend_spill(engine, self._spill)
         lend_room(engine, self._has_room)
         self._resident_bytes = self._spilled_bytes = self._spilled_logged = 0
-        self._spare = SpareMemory()
+        self._spare, self._at_rest = SpareMemory(), at_rest or MemoryAtRest()
         self._kept = Versions()
         self._lends = takes_lent(engine)
         self._trace = trace
@@ -260,6 +264,13 @@ class Host:
 
     def handle(self, message: messages.ToHost) -> messages.FromHost | None:
         """The answer to one message."""
+        self._at_rest.begin()
+        try:
+            return self._answer(message)
+        finally:
+            self._at_rest.end(time.monotonic())
+
+    def _answer(self, message: messages.ToHost) -> messages.FromHost | None:
         match message:
             case messages.ExecutePart():
                 return self._execute(message)

@@ -2,7 +2,8 @@
 
 ANSWERS is a file with what the model says to each case alone.  One line of JSON per request that is over: its kind,
 what came of it ("right", or the status with which it was refused), and the seconds that it took; "wrong" says what
-should not be.  Once stdin is closed it ends in good order.
+should not be.  While there is a file called PAUSE beside ANSWERS it asks for nothing more.  Once stdin is closed it
+ends in good order.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ RESTS_S = (0.0, 0.6)  # between two requests of a client
 CROWD, CROWD_EVERY_S = 32, 20.0  # 8 are answered and 16 wait
 IDLE = 100  # connections that say nothing
 LARGE_BYTES = 100_000_000
+PAUSE = "pause"  # a file beside the answers
 
 over = asyncio.Event()
 
@@ -44,19 +46,24 @@ def say(kind: str, outcome: str, began_s: float, wrong: str = "") -> None:
 
 
 class Client:
-    """What all kinds have: the server, a key, and the answers that are right."""
+    """What all kinds have: the server, a key, the answers that are right, and a file: while it is there, clients ask
+    for nothing more."""
 
-    def __init__(self, url: str, key: str, answers: dict[str, Answered]) -> None:
+    def __init__(self, url: str, key: str, answers: dict[str, Answered], pause: Path) -> None:
         self.url, self.key, self.answers = url, key, answers
         self.host = url.removeprefix("http://")
         self.port = int(url.rpartition(":")[2])
+        self.pause = pause
         self.chance = random.Random()
         self.asker = Asker(url, key, ENDS_S)
 
-    async def rest(self) -> None:
+    async def rest(self, least_s: float = 0.0) -> None:
+        """Wait for a moment, and until no client is to wait."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.chance.uniform(*RESTS_S)):
+            async with asyncio.timeout(least_s or self.chance.uniform(*RESTS_S)):
                 await over.wait()
+        while self.pause.exists() and not over.is_set():
+            await asyncio.sleep(0.5)
 
     async def ask(self, case: Case, kind: str = "") -> None:
         """Ask until it is answered, as long as the server says that it is busy."""
@@ -147,9 +154,7 @@ async def crowd(client: Client) -> None:
     case = next(case for case in CASES if case.name == "openai chat: greedy")
     while not over.is_set():
         await _together(*[client.ask(case, "one of a crowd") for _ in range(CROWD)])
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CROWD_EVERY_S):
-                await over.wait()
+        await client.rest(CROWD_EVERY_S)
 
 
 async def rude(client: Client) -> None:
@@ -201,6 +206,7 @@ async def attacker(client: Client) -> None:
             for _, writer in held:
                 writer.transport.abort()
             say("connections without a word", "right", began_s)
+            await client.rest()
 
     await _together(one(), one(), one(), holds())
 
@@ -269,7 +275,7 @@ async def reads_a_byte_a_second(client: Client) -> None:
     reader._transport.pause_reading()  # type: ignore[attr-defined]
     own = writer.get_extra_info("socket")
     reads_until_s = time.monotonic() + client.chance.uniform(5, 50)
-    while time.monotonic() < reads_until_s and not over.is_set():
+    while time.monotonic() < reads_until_s and not over.is_set() and not client.pause.exists():
         with contextlib.suppress(BlockingIOError, ConnectionError):
             own._sock.recv(1) if hasattr(own, "_sock") else own.recv(1)
         await asyncio.sleep(1.0)
@@ -367,7 +373,7 @@ async def large_chunks(client: Client) -> None:
 async def main(kind: str, url: str, key: str, answers: str) -> None:
     loop = asyncio.get_running_loop()
     threading.Thread(target=lambda: (sys.stdin.read(), loop.call_soon_threadsafe(over.set)), daemon=True).start()
-    client = Client(url, key, json.loads(Path(answers).read_text()))
+    client = Client(url, key, json.loads(Path(answers).read_text()), Path(answers).with_name(PAUSE))
     await KINDS[kind](client)
     await client.asker.close()
 

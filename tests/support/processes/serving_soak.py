@@ -25,6 +25,7 @@ from support.cases.served_models import llama_folder
 from support.cases.served_requests import CASES, Answered, Asker
 from support.processes.commands import ROOT, command, environment, run, wait_for
 from support.processes.durable import free_port
+from support.processes.serving_load import PAUSE
 from support.processes.soak import COORDINATOR, KEPT, Part, Site
 
 from mesh import Mesh, ModelServer
@@ -35,10 +36,12 @@ SERVER = "server"
 LOAD = Path(__file__).with_name("serving_load.py")
 PATIENT = "5"  # a worker that is stopped for longer is dead; a busy machine keeps one waiting for a second or two
 AWAY_S = (1.0, 12.0)  # a worker that leaves
+REST_S = 40.0  # without an answer: what processes free goes back to the system within 30 s
 SERVES = (
     "--replicas", "2", "--max-batch", "4", "--queue", "16", "--kv-budget", "12MiB", "--require-key", "--json", "-v",
 )  # fmt: skip
 FIRST_S = 600.0  # until each client was answered, on a machine with much else to do
+HUNG_S = 420.0  # without an answer of one client: longer than any request may take
 WRONG_MAX = 20  # more of the same kind say nothing new
 
 
@@ -135,6 +138,22 @@ class ServingSite(Site[Replies]):
             "reload models": self.reload_models,
             "stop server": self.stop_server,
         }
+
+    def at_rest(self) -> dict[str, float]:
+        """What they hold once nobody has asked for anything for a while."""
+        pause = self.folder / PAUSE
+        pause.touch()
+        try:
+            wait_for(lambda: time.monotonic() - max(self.answers.last_s.values()) > REST_S, HUNG_S)
+            return self.sample()
+        finally:
+            pause.unlink()
+
+    def leave_alone(self, name: str, seconds: float) -> None:
+        """All other workers leave in good order for a time, in which this one has every model."""
+        for part in [self.parts[other] for other in self.workers if other != name]:
+            part.killed, part.away_until_s = True, time.monotonic() + seconds
+            part.process.send_signal(signal.SIGTERM)
 
     def leave_worker(self) -> str:
         """A worker leaves in good order, and comes back later."""
