@@ -167,6 +167,7 @@ class Residence:
             if self._work is not None:
                 self._work.cancel()
                 await asyncio.gather(self._work, return_exceptions=True)
+                self._work = None  # where it was cancelled, it knows all who awaited something
             await self._unload()
         finally:
             self._load = self._unload = _nothing  # who owns them owns this, and what goes in a ring goes late

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -65,6 +67,27 @@ def test_replicas_share_texts_out_and_each_has_its_own_worker() -> None:
             assert {name for event in seen for name in own.simulation.names if name in event["text"]} == {
                 *own.simulation.names
             }
+
+    run(work())
+
+
+def test_what_closed_replicas_held_is_free_without_a_search_for_cycles() -> None:
+    async def work() -> None:
+        async with await simulated(2) as own:
+            model = golden_model("llama")
+            gc.collect()
+            gc.disable()
+            try:
+                replicas = await ReplicaSet.open(own, model, Options(replicas=2), 4)
+                await replicas.load()
+                await to_the_end(replicas.begin(PROMPTS[0], 4, Sampling()))
+                held = [weakref.ref(replicas), *map(weakref.ref, replicas.batches())]
+                await replicas.close()
+                del replicas
+                await asyncio.sleep(1.0)
+                assert len(held) == 3 and [each() for each in held] == [None] * 3
+            finally:
+                gc.enable()
 
     run(work())
 

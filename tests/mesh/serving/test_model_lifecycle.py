@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -113,6 +115,38 @@ async def test_a_model_is_unloaded_to_the_end_though_whoever_asked_for_it_is_can
     going.set()
     await asyncio.sleep(0.01)
     assert loads.done == ["load", "unload"]
+
+
+@pytest.mark.parametrize("while_it", ["loads", "leaves", "is there"])
+async def test_what_was_loaded_is_free_once_it_is_closed(while_it: str) -> None:
+    class Owner(Loads):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left = asyncio.Event()
+            self.residence = Residence("llama", self.load, self.unload, keep_s=0.0 if while_it == "leaves" else None)
+
+        async def unload(self) -> None:
+            if while_it == "leaves" and not self.done.count("unload"):
+                self.done.append("unload")
+                await self.left.wait()
+
+    owner = Owner()
+    held = weakref.ref(owner)
+    gc.disable()
+    try:
+        stay = owner.residence.enter()
+        if while_it != "loads":
+            owner.go.set()
+            await stay.ready()
+        stay.end()
+        await asyncio.sleep(0.01)
+        assert owner.done == {"loads": [], "leaves": ["load", "unload"], "is there": ["load"]}[while_it]
+        await owner.residence.close()
+        del owner, stay
+        await asyncio.sleep(0.01)
+        assert held() is None
+    finally:
+        gc.enable()
 
 
 async def test_nobody_waits_without_an_end() -> None:
