@@ -412,12 +412,48 @@ def test_whoever_reads_an_answer_hears_of_a_panic() -> None:
         def cancel(self) -> None: ...
 
     async def read() -> None:
-        tokenizer: Any = SimpleNamespace(stream=lambda special: None)
-        request = TextRequest(("Hello",), GREEDY)
-        answer = Answer(request, [Stream()], tokenizer, frozenset(), Usage(1), str, lambda: None, lambda choice: None)
+        answer = answer_of(Stream())
         async with asyncio.timeout(120):
             with pytest.raises(RuntimeError, match="Panic"):
                 [event async for event in answer.events()]
         answer.close()
 
     asyncio.run(read())
+
+
+def test_an_answer_that_nobody_waits_for_any_more_is_free_without_a_search_for_cycles() -> None:
+    """It knows the batch that it is of, and so the model."""
+
+    class Stream:
+        reason = ""
+
+        async def next(self) -> Any:
+            await asyncio.Event().wait()
+
+        def cancel(self) -> None: ...
+
+    async def leave() -> None:
+        stream = Stream()
+        answer = answer_of(stream)
+        reading = asyncio.ensure_future(anext(answer.events()))
+        await asyncio.sleep(0.01)
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        answer.close()
+        held = weakref.ref(stream)
+        del answer, stream, reading
+        await asyncio.sleep(0.01)
+        assert held() is None
+
+    gc.disable()
+    try:
+        asyncio.run(leave())
+    finally:
+        gc.enable()
+
+
+def answer_of(stream: Any) -> Answer:
+    tokenizer: Any = SimpleNamespace(stream=lambda special: None)
+    request = TextRequest(("Hello",), GREEDY)
+    return Answer(request, [stream], tokenizer, frozenset(), Usage(1), str, lambda: None, lambda choice: None)
