@@ -32,10 +32,12 @@ from wire.ir.dtypes import DType
 from wire.ir.types import TensorType
 
 from .. import numpy as mnp
+from .. import tree
 from ..core.array import Array, apply
 from ..core.handle import Handle
 from ..models.decoder import Attend, Decoder, Mixture, Scores, attended
 from ..transforms.control_flow import cond
+from ..transforms.step_list import Inner, run_like
 from . import sampling
 from .kv_pages import PAGE, pages_for
 from .settings import Room
@@ -156,19 +158,16 @@ def stepper(
         last = apply("gather", state[LAST], mnp.maximum(source, 0), axis=0, batch_dims=0)
         x = decoder.embed(params, mnp.where(source >= 0, last, ids)[:, None], positions[:, None])[:, 0]
         x = mnp.where(mnp.arange(x.shape[0])[:, None] < used, x, mnp.zeros((), dtype=x.dtype))
-        computed: list[Computed] = [partial(_few_columns, number, start, count, table) for number in columns(room)]
-        if room.readers:
-            computed.insert(-1, partial(_few_readers, room.chunk, start, count, readers, table))
+        plan = start, count, readers, table, does, near
+        branches, choices = _choices(room, *plan)
+        layers = _Layers(decoder, room, params)
         following: State = {}
         for number in range(decoder.layers):
             kept = state[f"keys.{number}"], state[f"values.{number}"]
-            branches = tuple(zip(computed, (*does, None), strict=True))
-            choices = tuple(zip(widths(room), (*near, None), strict=True))
             mixture = decoder.mixture(number)
             runs = () if mixture is None else together(mixture.names)
             if mixture is None or not runs:
-                whole = _layer(decoder.windows[number], choices, partial(_whole, decoder, number, params))
-                x, *kept = _over(branches, whole, (x,), kept)
+                x, *kept = layers.whole(number, x, kept, plan)
             else:
                 begin = _layer(decoder.windows[number], choices, partial(mixture.begin, params))
                 base, y, parts, *kept = _over(branches, begin, (x,), kept)
@@ -240,6 +239,9 @@ class _Texts:
 
 Values = tuple[Array, ...]
 
+Plan = tuple[Array, Array, Array, Array, tuple[Array, ...], tuple[Array, ...]]
+"""What says how a step is computed: its arguments start, count, readers, table, does and near."""
+
 Layer = Callable[[Values, Array, Sequence[_Texts], Sequence[Array]], tuple[Values, Sequence[Array]]]
 """(values (n, columns, width), positions (n, columns), the texts whose tokens these are, what was kept) to what a layer
 or a piece of it makes of them, and the next that is kept."""
@@ -247,6 +249,52 @@ or a piece of it makes of them, and the next that is kept."""
 Computed = Callable[[Layer, Values, Any], Values]
 """What a layer makes of values (slots * chunk, width) and what was kept, one after the other, where not all of it is
 computed."""
+
+
+def _choices(
+    room: Room, start: Array, count: Array, readers: Array, table: Array, does: tuple[Array, ...],
+    near: tuple[Array, ...],
+) -> tuple[tuple[tuple[Computed, Array | None], ...], Choices]:  # fmt: skip
+    """How much of the input is computed, and how many pages are read, each with whether it does."""
+    computed: list[Computed] = [partial(_few_columns, number, start, count, table) for number in columns(room)]
+    if room.readers:
+        computed.insert(-1, partial(_few_readers, room.chunk, start, count, readers, table))
+    return tuple(zip(computed, (*does, None), strict=True)), tuple(zip(widths(room), (*near, None), strict=True))
+
+
+class _Layers:
+    """The layers of one step.  Of those that are alike one is traced, and the others repeat what it did: a batch waits
+    for it, and a layer takes tens of milliseconds."""
+
+    def __init__(self, decoder: Decoder, room: Room, params: Mapping[str, Array]) -> None:
+        self._decoder, self._room, self._params = decoder, room, params
+        self._traced: dict[tuple[Any, ...], Inner] = {}
+
+    def whole(self, number: int, x: Array, kept: Sequence[Array], plan: Plan) -> Sequence[Array]:
+        """The next x and what is kept."""
+        alike = self._decoder.alike(number)
+        if alike is None:
+            return self._computed(number, self._params, x, kept, plan)
+        own = {name.removeprefix(alike.prefix): name for name in self._params if name.startswith(alike.prefix)}
+        given = {name: self._params[own[name]] for name in sorted(own)}, x, kept, plan
+        leaves, structure = tree.flatten(given)
+        key = alike.kind, structure, *[(leaf.type, leaf.weak) for leaf in leaves]
+
+        def flat(*leaves: Array) -> list[Array]:
+            params, *others = tree.unflatten(structure, leaves)
+            return list(self._computed(number, {own[name]: weight for name, weight in params.items()}, *others))
+
+        if key not in self._traced:
+            self._traced[key] = run_like(flat, leaves)
+        return self._traced[key].call(*leaves)
+
+    def _computed(
+        self, number: int, params: Mapping[str, Array], x: Array, kept: Sequence[Array], plan: Plan
+    ) -> Sequence[Array]:
+        branches, choices = _choices(self._room, *plan)
+        whole = _layer(self._decoder.windows[number], choices, partial(_whole, self._decoder, number, params))
+        computed: Sequence[Array] = _over(branches, whole, (x,), kept)
+        return computed
 
 
 def _over(choices: tuple[tuple[Computed, Array | None], ...], layer: Layer, values: Values, kept: Any) -> Any:

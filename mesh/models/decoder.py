@@ -6,7 +6,7 @@ once (`whole`), or to keys and values that were kept (`mesh/inference/kv_cache_s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,11 +66,25 @@ def no_mixture(number: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class Alike:
+    """What a layer has in common with others: layers of a `kind` compute the same of weights of their own, the names of
+    which begin with `prefix`, and read no others."""
+
+    kind: Hashable
+    prefix: str
+
+
+def unlike(number: int) -> None:
+    """A layer that may compute something else than all others."""
+
+
+@dataclass(frozen=True, slots=True)
 class Decoder:
     """`embed(params, ids, positions)` gives x (batch, n, width), `layer(params, number, x, positions, attend)` the
     next x, and `head(params, x)` of x (..., width) logits (..., vocab); ids and positions are i32 (batch, n).
 
-    `mixture(number)` is a layer with experts in pieces, None for a layer that has none.
+    `mixture(number)` is a layer with experts in pieces, None for a layer that has none.  `alike(number)` is None for a
+    layer of which nobody knows whether another one is like it; of layers that are alike one is traced.
 
     `positions_max` is how many tokens it was made for, None where nothing says so; `windows` how far each layer looks
     back, None for all the way.  `table` names the weight with a row per token; the model computes in `dtype`, by
@@ -87,6 +101,7 @@ class Decoder:
     table: str
     dtype: DType | None = None
     mixture: Callable[[int], Mixture | None] = no_mixture
+    alike: Callable[[int], Alike | None] = unlike
 
     @property
     def layers(self) -> int:

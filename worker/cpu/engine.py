@@ -264,13 +264,47 @@ def ordered(graph: WireGraph, given: Mapping[str, HostArray]) -> list[HostArray]
 
 
 def compile_graph(
-    graph: WireGraph, mine: Collection[int] | None = None, updated_bytes_min: int = UPDATED_BYTES_MIN,
-    fusion: Fusion | None = None, branches: Branches | None = None,
-) -> CpuExecutable:  # fmt: skip
-    """The schedule of a graph; BlobMissing if a large constant is not here.  `mine` are the places of inputs that it
-    may write over if their memory is the run's, by default all; what is smaller than `updated_bytes_min` is copied.
-    Without `fusion` every node is a numpy call.  `branches` are those of the graph that this one is inside of."""
-    flat, branches = _flat(graph, fusion), branches or Branches()
+    graph: WireGraph, updated_bytes_min: int = UPDATED_BYTES_MIN, fusion: Fusion | None = None
+) -> CpuExecutable:
+    """The schedule of a graph; BlobMissing if a large constant is not here.  What is smaller than `updated_bytes_min`
+    is copied and not written over.  Without `fusion` every node is a numpy call."""
+    return _compiled(graph, None, _Compiling(updated_bytes_min, fusion))
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiling:
+    """What is the same for a graph and those inside of it."""
+
+    updated_bytes_min: int
+    fusion: Fusion | None
+    branches: Branches = field(default_factory=Branches)
+    # Layers that are alike have the same graphs inside, by whose ids these are; the graphs around keep them.
+    known: dict[tuple[int, frozenset[int]], CpuExecutable] = field(default_factory=dict)
+
+    def inner(self, graph: WireGraph, mine: Collection[int]) -> CpuExecutable:
+        """The schedule of a graph that is inside."""
+        key = id(graph), frozenset(mine)
+        if key not in self.known:
+            self.known[key] = _compiled(graph, mine, self)
+            return self.known[key]
+        return _again(self.known[key])
+
+
+def _again(executable: CpuExecutable) -> CpuExecutable:
+    """The same schedule, whose kernels are measured apart."""
+    calls = tuple(
+        replace(call, graphs={name: _again(inner) for name, inner in call.graphs.items()})
+        if isinstance(call, _Turn)
+        else call
+        for call in executable.calls
+    )
+    return replace(executable, calls=calls, number=executable_number())
+
+
+def _compiled(graph: WireGraph, mine: Collection[int] | None, compiling: _Compiling) -> CpuExecutable:
+    """`mine` are the places of inputs that it may write over if their memory is the run's; None: all."""
+    fusion = compiling.fusion
+    flat = _flat(graph, fusion)
     arguments = _arguments(graph, flat)
     later = {index for first, group in flat.siblings.items() for index in group if index != first}
     computed = [(index, node) for index, node in _in_order(flat) if index not in later]
@@ -278,7 +312,7 @@ def compile_graph(
     last_use = {held: index for index, node in computed for source in node.inputs for held in (source, same[source])}
     kept = {*flat.outputs, *(index for index, node in computed if node.op in LEAVES)}
     own = {index for place, index in enumerate(arguments) if index is not None and (mine is None or place in mine)}
-    spared = spare(flat, [index for index, _ in computed], own, updated_bytes_min, branches)
+    spared = spare(flat, [index for index, _ in computed], own, compiling.updated_bytes_min, compiling.branches)
     in_room = in_rooms(flat)
     calls: list[_Call | _Turn | _Meeting] = []
     constants = []
@@ -290,7 +324,7 @@ def compile_graph(
         elif node.op == "iota" and flat.types[index].size_bytes <= IOTA_BYTES_MAX:
             constants.append((index, _canonical(np.array(KERNELS["iota"](node.attrs, [], flat.types[index])))))
         elif node.op in MULTIPLE:
-            calls.append(_turn(flat, index, frees, spared.of(index), updated_bytes_min, fusion, branches))
+            calls.append(_turn(flat, index, frees, spared.of(index), compiling))
         elif node.op in COLLECTIVES:
             following = computed[place + 1][1].inputs if place + 1 < len(computed) else (index,)
             calls.append(_Meeting(node, index, index not in following, frees))
@@ -390,14 +424,11 @@ def _same_memory(graph: WireGraph) -> list[int]:
     return same
 
 
-def _turn(
-    graph: WireGraph, index: int, frees: tuple[int, ...], mine: Collection[int], updated_bytes_min: int,
-    fusion: Fusion | None, branches: Branches,
-) -> _Turn:  # fmt: skip
-    """What is computed where the first of some siblings stands, for all of them; the rest as for `compile_graph`."""
+def _turn(graph: WireGraph, index: int, frees: tuple[int, ...], mine: Collection[int], compiling: _Compiling) -> _Turn:
+    """What is computed where the first of some siblings stands, for all of them; `mine` are operands that it may write
+    over."""
     node = graph.nodes[index]
-    names = GRAPH_ATTRS.get(node.op, ())
-    graphs = {name: compile_graph(node.attrs[name], mine, updated_bytes_min, fusion, branches) for name in names}
+    graphs = {name: compiling.inner(node.attrs[name], mine) for name in GRAPH_ATTRS.get(node.op, ())}
     outputs = tuple((sibling, graph.nodes[sibling].attrs["output"]) for sibling in graph.siblings[index])
     return _Turn(SEVERAL[node.op], node, graphs, outputs, frees)
 

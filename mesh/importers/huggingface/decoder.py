@@ -18,7 +18,7 @@ from wire.errors import InputError
 from ... import nn
 from ... import numpy as mnp
 from ...core.array import Array
-from ...models.decoder import Attend, Decoder, Mixture, Params, Scores, whole
+from ...models.decoder import Alike, Attend, Decoder, Mixture, Params, Scores, whole
 from ...models.model import Value
 from ...nn.attention import join_heads, split_heads
 from ...nn.precision import wide
@@ -220,7 +220,7 @@ class _Shared:
                 positions_max = min(positions_max, original)
         return Decoder(
             self.embed, self.layer, self.head, self.windows, self.shared, self.size, positions_max,
-            f"{self.prefix}{self.names.table}.weight", self.dtype, self.mixture,
+            f"{self.prefix}{self.names.table}.weight", self.dtype, self.mixture, self.alike,
         )  # fmt: skip
 
     def _norm(self, params: Weights, name: str, x: Array) -> Array:
@@ -289,6 +289,11 @@ class _Shared:
         base, y = self._attended(own, number, x, positions, attend)
         return self._added(own, base, self._feed_forward(own, number, y))
 
+    def alike(self, number: int) -> Alike:
+        """All that tells a layer from another one is here, but for its weights."""
+        kind = self.kinds[number], self.windows[number], self.scales[number], self.sparse[number]
+        return Alike(kind, self._before(number))
+
     def mixture(self, number: int) -> Mixture | None:
         """The same layer in pieces, where it has experts."""
         experts = self.experts
@@ -307,11 +312,15 @@ class _Shared:
             own = self._own(params, number)
             return self._added(own, base, experts.shared(own, y, total))
 
-        before = f"{self.prefix}{self.names.layer}.{number}."
+        before = self._before(number)
         return Mixture(begin, expert, end, tuple([f"{before}{name}" for name in experts.names]))
 
+    def _before(self, number: int) -> str:
+        """What the names of a layer's weights begin with."""
+        return f"{self.prefix}{self.names.layer}.{number}."
+
     def _own(self, params: Params, number: int) -> Weights:
-        return Weights(params, self.sizes, f"{self.prefix}{self.names.layer}.{number}.")
+        return Weights(params, self.sizes, self._before(number))
 
     def _attended(
         self, params: Weights, number: int, x: Array, positions: Array, attend: Attend
