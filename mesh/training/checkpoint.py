@@ -34,6 +34,7 @@ from .data import Cursor
 log = steady_logger("graph_mesh.training")
 FORMAT = 1
 _NO_FOLDER = frozenset({errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP, errno.ENOENT})  # nothing can be in such a one
+_NO_FILE = _NO_FOLDER | {errno.EISDIR}
 _MANIFEST = re.compile(r"step-(?P<step>\d{1,18})\.json", re.ASCII)
 _KINDS = {"format": int, "sha256": str, "cursor": dict, "about": dict, "tensors": dict}  # of what a manifest says
 
@@ -190,18 +191,27 @@ class Checkpoints:
         return [step for _, step in sorted(self._saved(), reverse=True)]
 
     def latest(self) -> Checkpoint | None:
-        """Load the newest checkpoint that is whole, and warn of damaged ones before it.
+        """Load the newest checkpoint that is whole, and warn of those before it that are damaged or cannot be read.
 
         Returns
         -------
         Checkpoint or None
             The checkpoint, None if there is none.
+
+        Raises
+        ------
+        StorageError
+            If there are some, and the system reads none that is whole.
         """
+        unread: StorageError | None = None
         for step in self.steps():
             try:
                 return self.load(step)
-            except InputError as error:
+            except (InputError, StorageError) as error:
+                unread = error if isinstance(error, StorageError) else unread
                 log.warning("a checkpoint is passed over: %s", error)
+        if unread is not None:  # whoever began anew beside it would replace it
+            raise unread
         return None
 
     @checked
@@ -222,6 +232,8 @@ class Checkpoints:
         ------
         InputError
             If it is not there, or is damaged.
+        StorageError
+            If the system does not read it.
         """
         data, path = self._paths(step)
         try:
@@ -234,6 +246,13 @@ class Checkpoints:
             if not (type(cursor.epoch) is type(cursor.batch) is int and min(cursor.epoch, cursor.batch) >= 0):
                 raise InputError(f"its place in the data is {cursor!r:.60}")
         except (OSError, TypeError, InputError) as error:
+            fault = error.__cause__ or error
+            if isinstance(fault, OSError) and fault.errno not in _NO_FILE:
+                raise StorageError(
+                    f"the checkpoint {path} cannot be read",
+                    cause=str(fault),
+                    next_step="Make its two files yours, or move them away if they are lost",
+                ) from error
             raise InputError(f"{path} is no checkpoint", cause=getattr(error, "message", str(error))) from error
         if manifest["format"] != FORMAT or digest != manifest["sha256"]:
             raise InputError(f"{data} is not what {path.name} says")

@@ -273,6 +273,8 @@ class DistributedTrainer:
         ------
         InputError
             If an argument or the data are wrong, or the state in the folder does not fit.
+        StorageError
+            If a checkpoint cannot be written, or the system reads none of those that are there.
         PlacementError
             If a strategy asks for more workers than there are.
         NodeLost
@@ -501,6 +503,8 @@ class DistributedTrainer:
         ------
         InputError
             If the checkpoint is of other params, another optimiser or precision.
+        StorageError
+            If the system reads none of the checkpoints that are there.
 
         Examples
         --------

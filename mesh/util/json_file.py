@@ -16,7 +16,7 @@ def read_json(file: Path) -> Any:
     except FileNotFoundError:
         raise InputError(f"{file} does not exist", next_step="Give the folder of a saved model") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{file} cannot be read as JSON", cause=str(error)[:200]) from None
+        raise InputError(f"{file} cannot be read as JSON", cause=str(error)[:200]) from error
 
 
 def read_object(file: Path) -> dict[str, Any]:

@@ -47,6 +47,28 @@ def test_a_folder_that_the_disk_does_not_read_is_not_taken_for_an_empty_one(
         saved(tmp_path).steps()
 
 
+def make_unreadable(file: Path) -> None:
+    """Have the system refuse to read a file, as it does where the disk is broken or the file is another user's."""
+    file.unlink()
+    file.symlink_to("/proc/self/mem")  # whose first page no process has: Input/output error
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="no file here is there and cannot be read")
+@pytest.mark.parametrize("kind", ["json", "safetensors"])
+def test_whoever_resumes_does_not_begin_anew_beside_checkpoints_that_cannot_be_read(tmp_path: Path, kind: str) -> None:
+    store = saved(tmp_path, 1, 2)
+    make_unreadable(tmp_path / f"step-0000000002.{kind}")
+    found = store.latest()
+    assert found is not None and found.step == 1, "the one before it is whole"
+    make_unreadable(tmp_path / f"step-0000000001.{kind}")
+    with pytest.raises(StorageError, match=r"the checkpoint .*step-\d{10}.json cannot be read.*Input/output error"):
+        store.latest()
+    trainer = DistributedTrainer(lambda w, x: (w * x) ** 2, np.float32(3), optimizer=optim.sgd(0.1))
+    with pytest.raises(StorageError):
+        trainer.fit(X, batch_size=8, checkpoint=tmp_path)
+    assert trainer.step == 0 and sorted(store.steps()) == [1, 2]
+
+
 def test_what_was_saved_comes_back(tmp_path: Path) -> None:
     found = saved(tmp_path, 3).latest()
     assert found is not None
