@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.hostile.failing_calls import NO_ROOM, each_call, system_refuses
+from support.hostile.faulty_disk import Fuse
 
 from wire.errors import MeshError
 from wire.ir.codec import hash_bytes
@@ -118,3 +119,12 @@ def test_an_identity_that_cannot_be_read_now_is_not_replaced(tmp_path: Path) -> 
     again = state_folder.claim(tmp_path, "worker")
     again.lock.release()
     assert (again.name, again.node_id) == ("worker", known.node_id)
+
+
+def test_a_pause_that_cannot_be_read_now_is_one(tmp_path: Path) -> None:
+    files = PauseFiles(tmp_path)
+    for wish in ("machine", ""):
+        files.set_wish(wish)
+        with system_refuses(fuse := Fuse(fails_at=1), errno.EMFILE, tmp_path):
+            assert files.wish() == wish
+        assert fuse.blown

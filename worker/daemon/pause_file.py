@@ -35,11 +35,12 @@ class PauseFiles:
         self._duty = folder / "duty"
 
     def wish(self) -> str:
-        """The text of the file: who wants the worker paused, "" for nobody.  Any text counts as a pause."""
+        """The text of the file: who wants the worker paused, "" for nobody.  Any text counts as a pause, and so does a
+        file that is there and cannot be read, as by a daemon that may open no further one."""
         try:
             text = self._wish.read_text(errors="replace").strip()
         except OSError:
-            return ""
+            return MACHINE if os.path.exists(self._wish) else ""
         return text if text == COORDINATOR else MACHINE
 
     def set_wish(self, by: str) -> None:
