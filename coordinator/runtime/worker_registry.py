@@ -96,7 +96,7 @@ class WorkerRegistry:
             ours = await asyncio.to_thread(self.enrolled, peer.node_id) if self.enrolled is not None else None
             if link.closed:  # meanwhile: nobody would notice, and a newer link may have joined
                 raise NodeLost("the link ended before the worker had joined", node=link.peer.name)
-            name = self._names.give(peer.node_id, ours.name if ours else peer.name)
+            name = self._names.give(peer.node_id, (ours.name if ours else "") or peer.name)
             profile = worker_profile(peer.node_id, name, joined, usable_ops(self._identity, peer))
             if ours is not None and ours.untrusted:
                 profile = replace(profile, trusted=False)

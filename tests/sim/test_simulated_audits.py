@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 from support.simulated.simulated import Job, simulate
 
+from coordinator.authority.authority import Authority
 from coordinator.planning import plan_messages
 from coordinator.workers.records import Enrolled
 from mesh import AsyncMesh
+from mesh.backends.admission import Admission
 from mesh.simulation.cluster import Cluster, _node_id
 from mesh.simulation.engine_host import Device
 from mesh.simulation.loop import VirtualLoop
@@ -143,10 +147,26 @@ def test_a_worker_in_quarantine_keeps_nothing_of_sessions() -> None:
         runner.run(run())
 
 
-def test_a_worker_of_somebody_else_that_is_wrong_is_found_without_a_flag() -> None:
+def theirs(_: Path) -> Callable[[str], Enrolled | None]:
+    """An authority that says that one worker is somebody else's."""
+    return {_node_id("sim-2"): Enrolled("sim-2", untrusted=True)}.get
+
+
+def unread(folder: Path) -> Callable[[str], Enrolled | None]:
+    """An authority whose list of members cannot be read."""
+    admission = Admission(Authority(folder, "sim"))
+    (folder / "members.json").unlink()
+    return admission._enrolled
+
+
+@pytest.mark.parametrize("whose", [theirs, unread])
+def test_a_worker_that_may_be_somebody_elses_and_is_wrong_is_found_without_a_flag(
+    tmp_path: Path, whose: Callable[[Path], Callable[[str], Enrolled | None]]
+) -> None:
+    enrolled = whose(tmp_path / "authority")
+
     async def scenario(cluster: Cluster) -> None:
-        whose = {_node_id("sim-2"): Enrolled("sim-2", untrusted=True)}
-        cluster.coordinator.names_come_from(whose.get)
+        cluster.coordinator.names_come_from(enrolled)
         cluster.devices[2].wrong = 1.0
         cluster.kill("sim-2")
         await asyncio.sleep(5.0)
