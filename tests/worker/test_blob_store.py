@@ -12,12 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from wire.errors import BlobError, BlobMissing
 from wire.ir.codec import hash_bytes
 from wire.system import mapped_files
+from wire.system.memory import default_budget
 from worker.config import WorkerConfig
 from worker.daemon import blob_store
 from worker.daemon.blob_fetcher import BlobFetcher, RemoteBlobs
@@ -354,7 +354,7 @@ async def test_a_fetch_that_finds_no_folder_to_write_to_is_answered(
 
 async def test_how_much_lies_in_memory_follows_from_the_budget() -> None:
     assert WorkerConfig(memory_bytes=5 << 30).blob_memory_bytes == 5 << 30
-    assert WorkerConfig().blob_memory_bytes == psutil.virtual_memory().total // 2
+    assert WorkerConfig().blob_memory_bytes == default_budget()
     assert WorkerConfig(memory_bytes=5 << 30, blob_memory_bytes_max=1).blob_memory_bytes == 1
 
 

@@ -27,6 +27,7 @@ from wgpu.backends.wgpu_native.extras import set_instance_extras
 
 from wire.errors import Cancelled, CompileFailed, ConfigError, DeviceLost, EngineError, ExecuteFailed, OutOfMemory
 from wire.system.malloc import give_back
+from wire.system.memory import default_budget
 from wire.units import size_text
 
 from ..engine.kernel_rows import Key, Span, Spans
@@ -805,9 +806,7 @@ def _subgroup(device: Any) -> int:
 
 def _default_budget(software: bool) -> int:
     """Half the host's memory on a software adapter; elsewhere unknown to WebGPU, so a cautious figure."""
-    if software and hasattr(os, "sysconf"):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    return _DEFAULT_BYTES
+    return default_budget() if software else _DEFAULT_BYTES
 
 
 def _staged(size_bytes: int) -> int:
