@@ -101,13 +101,15 @@ class Admission:
         self._tasks.keep("following the trust of the authority", partial(self._follow, coordinator))
         self._tasks.keep("renewing the certificate", renewing)
 
-    def _enrolled(self, node_id: str) -> Enrolled | None:
+    def _enrolled(self, node_id: str) -> Enrolled:
+        """What the list of members says of a worker.  One that is not on it, as where a standby has an older copy, or
+        that cannot be looked up, may be anybody's."""
         try:
             member = self.authority.member(member_id(node_id))
         except (OSError, MeshError) as error:
             log.error("cannot read the list of members, so a worker that joins now is not trusted: %s", error)
-            return Enrolled("", untrusted=True)
-        return Enrolled(member.name, member.untrusted) if member is not None else None
+            member = None
+        return Enrolled(member.name, member.untrusted) if member is not None else Enrolled("", untrusted=True)
 
     def imposter(self, where: str, error: MeshError) -> None:
         """Log a node that announced itself as one of this mesh, and could not prove it."""

@@ -159,7 +159,12 @@ def unread(folder: Path) -> Callable[[str], Enrolled | None]:
     return admission._enrolled
 
 
-@pytest.mark.parametrize("whose", [theirs, unread])
+def older(folder: Path) -> Callable[[str], Enrolled | None]:
+    """An authority whose list does not have the worker yet, as the copy of a standby that takes over."""
+    return Admission(Authority(folder, "sim"))._enrolled
+
+
+@pytest.mark.parametrize("whose", [theirs, unread, older])
 def test_a_worker_that_may_be_somebody_elses_and_is_wrong_is_found_without_a_flag(
     tmp_path: Path, whose: Callable[[Path], Callable[[str], Enrolled | None]]
 ) -> None:
