@@ -37,6 +37,7 @@ class WorkerConfig:
     devices: tuple[str, ...] = ()  # as `worker.devices.registry` reads them; (): the best hardware adapter, and the cpu
     threads: int = 0  # of the native engine; 0: as many as there are cores
     memory_bytes: int = 0  # budget for weights and working memory of all devices; 0: what they have
+    sharers: int = 1  # workers that were started together, which share the machine's memory evenly
     state_dir: str = ""  # "": the platform's folder for state
     cache_dir: str = ""  # weights and kernels kept between runs; "": the platform's cache folder, one per worker
     kernel_dir: str = ""  # kernels, which workers may share; "": in `cache_dir`, or this user's for all workers
@@ -80,7 +81,7 @@ class WorkerConfig:
     def blob_memory_bytes(self) -> int:
         """The most bytes of content to keep in memory, beside what devices compute with: snapshots and copies of
         sessions' state, and weights that the disk has no room for."""
-        return self.blob_memory_bytes_max or self.memory_bytes or default_budget()
+        return self.blob_memory_bytes_max or self.memory_bytes or default_budget() // self.sharers
 
     @property
     def mesh_name(self) -> str:

@@ -83,14 +83,15 @@ class LocalWorkers:
     async def start(self, devices: Sequence[Sequence[str]], names: Sequence[str] = ()) -> list[LocalWorker]:
         """One worker per entry, each with the devices named there; ConnectFailed with the log of each that fails.
 
-        `names` are theirs, by default local-0, local-1 and so on.  They share this machine's cores evenly, unless the
-        number of their threads was given.
+        `names` are theirs, by default local-0, local-1 and so on.  They share this machine's cores and memory evenly,
+        unless it was said how many threads and how much memory each has.
         """
         self._folder = SharedDir.create(Path(tempfile.gettempdir()))
         weakref.finalize(self, self._folder.close)
         names = names or [f"local-{index}" for index in range(len(devices))]
         threads = self._threads or max(core_count() // len(devices), 1)
-        starts = [self._start_one(*worker, threads) for worker in zip(names, devices, strict=True)]
+        shared = ["--threads", str(threads), "--sharers", str(len(devices))]
+        starts = [self._start_one(*worker, shared) for worker in zip(names, devices, strict=True)]
         try:
             return await gather_all(starts)
         except BaseException:
@@ -117,7 +118,7 @@ class LocalWorkers:
             await asyncio.to_thread(self._folder.close)
             self._folder = None
 
-    async def _start_one(self, name: str, devices: Sequence[str], threads: int) -> LocalWorker:
+    async def _start_one(self, name: str, devices: Sequence[str], shared: Sequence[str]) -> LocalWorker:
         assert self._folder is not None
         folder = self._folder.path
         log = folder / f"{name}.log"
@@ -129,7 +130,7 @@ class LocalWorkers:
         trusting = ["--authority", str(authority_folder(self._mesh))] if self._members else ["--secret-on-stdin"]
         command += trusting
         command += ["--max-memory", str(self._memory_bytes)] if self._memory_bytes else []
-        command += ["--threads", str(threads)]
+        command += shared
         command += self._timeouts.arguments(WORKER)
         for device in devices:
             command += ["--device", device]

@@ -147,7 +147,8 @@ class MeshBuilder:
         cache_dir : str or Path, optional
             A folder that keeps weights and kernels between runs.
         max_memory : str or int, optional
-            What each worker may use: "2GiB", or bytes.
+            What each worker may use: "2GiB", or bytes. Without it their processors share half of the machine's memory
+            evenly.
         threads : int, optional
             How many threads each worker's native engine has; without it they share the machine's cores evenly.
 

@@ -133,6 +133,7 @@ def parser() -> argparse.ArgumentParser:
         "--state-dir", default="", metavar="DIR", help="the folder of its identity (default: the user's state folder)"
     )
     root.add_argument("--local", action="store_true", help=argparse.SUPPRESS)
+    root.add_argument("--sharers", type=int, default=1, help=argparse.SUPPRESS)  # of --local, of one memory
     root.add_argument("--secret-on-stdin", action="store_true", help=argparse.SUPPRESS)  # of --local, as a first line
     root.add_argument("--authority", default="", help=argparse.SUPPRESS)  # of the mesh, where it is this user's
     return root
@@ -169,6 +170,7 @@ def work(options: argparse.Namespace) -> int:
         devices=tuple(options.device),
         threads=_threads(options.threads),
         memory_bytes=parse_size(options.max_memory) if options.max_memory else 0,
+        sharers=options.sharers,
         timeouts=timeouts(options, WORKER),
         state_dir=options.state_dir,
         cache_dir=options.cache_dir,

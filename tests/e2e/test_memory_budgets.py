@@ -17,6 +17,8 @@ from coordinator.calls.state import INPUTS_BYTES_MAX
 from mesh import Mesh, scan
 from mesh.errors import PlacementError
 from wire.limits import MIB
+from wire.system.memory import default_budget
+from worker.config import WorkerConfig
 
 ENGINES = ["native", pytest.param("wgsl", marks=needs_adapter)]
 BUDGET = 24  # MiB
@@ -121,3 +123,10 @@ def size_of(path: Path) -> int:
         return path.stat().st_size
     except FileNotFoundError:
         return 0
+
+
+def test_workers_that_were_started_together_have_half_of_the_machines_memory_between_them() -> None:
+    with Mesh.builder().mesh("shared").local(3, "cpu").build() as mesh:
+        shares = [device.memory_bytes for node in mesh.nodes for device in node.devices]
+    assert shares == [default_budget() // 3] * 3
+    assert WorkerConfig(sharers=3).blob_memory_bytes == default_budget() // 3

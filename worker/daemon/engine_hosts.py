@@ -16,6 +16,7 @@ from wire.deadlines import HOST_END
 from wire.errors import DeviceLost, MeshError, from_fields
 from wire.protocol.messages import DeviceReport
 from wire.protocol.missing_gpu import ASKED, NONE, failed
+from wire.system.memory import default_budget
 from wire.system.shared_memory import SharedDir
 from wire.system.steady_log import steady_logger
 
@@ -137,11 +138,17 @@ class EngineHosts:
         for host in self._started:
             host.close()
 
+    def _memory_bytes(self, selection: str) -> int:
+        """A device's budget; 0: what it has."""
+        config = self._config
+        shared = config.sharers > 1 and selection in ON_PROCESSOR
+        return config.memory_bytes or (default_budget() // config.sharers if shared else 0)
+
     def _host(self, selection: str) -> EngineHost:
         stop = self._shared.allocate(hm.STOP_BYTES)
         opening = hm.Open(
             device=selection,
-            memory_bytes=self._config.memory_bytes,
+            memory_bytes=self._memory_bytes(selection),
             threads=self._config.threads,
             cache_dir=str(self._kernels),
             measured_dir=str(self._config.measured_folder),
