@@ -8,25 +8,27 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
+
+from .control_groups import HERE, groups
 
 
 @dataclass(frozen=True, slots=True)
-class _Hierarchy:
-    """A version of Linux's control groups: the folder of its groups, the names of their files, and what memory.stat
-    calls content of files, which makes way for others."""
+class _Files:
+    """The names of a control group's files, and what memory.stat calls content of files, which makes way for others."""
 
-    folder: str
     limit: str
     used: str
-    files: str
+    cached: str
 
 
-_FIRST = _Hierarchy("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-_SECOND = _Hierarchy("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file")
+_FILES = {
+    1: _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: _Files("memory.max", "memory.current", "inactive_file"),
+}
 
 
-def machine_memory(root: Path = Path("/")) -> tuple[int, int]:
+def machine_memory(root: Path = HERE) -> tuple[int, int]:
     """The bytes that programs can still have, as the system estimates, and the bytes that the machine has, or those of
     this process's control group where they are fewer."""
     import psutil  # many programs of ours never ask
@@ -47,25 +49,10 @@ def default_budget() -> int:
 
 def _limits(root: Path) -> Iterator[tuple[int, int]]:
     """The limits of this process's control group and of those around it, each with the bytes that are used of it."""
-    for hierarchy, group in _groups(root):
-        for each in (group, *group.parents):  # of a container the first may be outside of what it sees
-            with contextlib.suppress(OSError, ValueError):  # it has no limit, or there is no such group here
-                folder = root / hierarchy.folder / each.relative_to("/")
-                limit_bytes = int((folder / hierarchy.limit).read_text())
-                used_bytes = int((folder / hierarchy.used).read_text())
-                yield limit_bytes, used_bytes - _file_bytes(folder, hierarchy)
-
-
-def _groups(root: Path) -> Iterator[tuple[_Hierarchy, PurePosixPath]]:
-    with contextlib.suppress(OSError, ValueError):  # no Linux
-        for line in (root / "proc/self/cgroup").read_text().splitlines():
-            number, controllers, group = line.split(":", 2)
-            if "memory" in controllers.split(","):
-                yield _FIRST, PurePosixPath(group)
-            elif number == "0":
-                yield _SECOND, PurePosixPath(group)
-
-
-def _file_bytes(folder: Path, hierarchy: _Hierarchy) -> int:
-    fields = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-    return int(fields.get(hierarchy.files, 0))
+    for version, folder in groups("memory", root):
+        files = _FILES[version]
+        with contextlib.suppress(OSError, ValueError):  # it has no limit, or is not there
+            limit_bytes = int((folder / files.limit).read_text())
+            used_bytes = int((folder / files.used).read_text())
+            stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            yield limit_bytes, used_bytes - int(stat.get(files.cached, 0))
