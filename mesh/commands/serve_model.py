@@ -61,8 +61,23 @@ async def _serve(
     options: Options, models: dict[str, Path], draft: Path | None, strategy: str | Strategy,
     certificate: WebCertificate | None, listening: Listening,
 ) -> int:  # fmt: skip
-    stopped = asyncio.Event()
-    watch_signals(asyncio.get_running_loop(), lambda why: stopped.set())
+    """Serve until a signal comes, which may come before anything is served."""
+    loop = asyncio.get_running_loop()
+    stopped = loop.create_future()
+    watch_signals(loop, lambda why: stopped.set_result(why))
+    serving = loop.create_task(_served(options, models, draft, strategy, certificate, listening))
+    await asyncio.wait([serving, stopped], return_when=asyncio.FIRST_COMPLETED)
+    serving.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await serving
+    return OK
+
+
+async def _served(
+    options: Options, models: dict[str, Path], draft: Path | None, strategy: str | Strategy,
+    certificate: WebCertificate | None, listening: Listening,
+) -> None:  # fmt: skip
+    """Load models, and serve them until this is cancelled."""
     how = ModelOptions(
         max_batch=options.max_batch, queue=options.queue, replicas=options.replicas, chunk=options.chunk,
         strategy=strategy, kv_budget=options.kv_budget or None, draft=draft, draft_on=options.draft_on or None,
@@ -80,12 +95,10 @@ async def _serve(
             _tell_ready(options, server.url, list(models), listening)
             beside.keep("loading models anew", partial(_reload_at_signals, options, server, list(models)))
             beside.keep("giving memory back", _give_memory_back)
-            await stopped.wait()
-            beside.cancel()
+            await asyncio.Event().wait()
     finally:
         beside.cancel()
         await own.close()
-    return OK
 
 
 async def _reload_at_signals(options: Options, server: AsyncModelServer, models: list[str]) -> None:

@@ -19,10 +19,11 @@ from typing import Any
 
 import numpy as np
 import openai
+import psutil
 import pytest
 from openai.types.chat import ChatCompletion
 from support.cases.served_models import GOLDEN, llama_folder
-from support.processes.commands import Daemon, command, daemon, environment, run
+from support.processes.commands import Daemon, command, daemon, environment, run, wait_for
 from support.processes.model_servers import model_server, openai_client
 
 import mesh
@@ -513,6 +514,21 @@ def test_a_drafter_that_cannot_be_is_told_and_nothing_is_served(
     env = environment(tmp_path)
     found = run("coord", "serve-model", str(folder), *given, "--local", "1", "--engine", "cpu", "--port", "0", env=env)
     assert found.returncode != OK and says in found.stderr
+
+
+def test_a_signal_ends_the_wait_for_a_coordinator(folder: Path, tmp_path: Path) -> None:
+    env = environment(tmp_path)
+    with daemon("coord", "serve", "--port", "0", "--no-mdns", env=env, log=tmp_path / "coordinator.log") as coordinator:
+        coordinator.process.send_signal(signal.SIGSTOP)  # the system takes connections for it
+        words = ("serve-model", str(folder), "--port", "0", "--coordinator", coordinator.address)
+        asking = subprocess.Popen(command("coord", *words, "--timeout", "dial_s=600"), env=env)
+        try:
+            wait_for(lambda: bool(psutil.Process(asking.pid).net_connections()), 120)
+            asking.send_signal(signal.SIGTERM)
+            assert asking.wait(120) == OK
+        finally:
+            asking.kill()
+            coordinator.process.send_signal(signal.SIGCONT)
 
 
 def test_a_signal_ends_a_download(tmp_path: Path) -> None:
