@@ -35,7 +35,7 @@ class WorkerConfig:
     advertise: tuple[str, ...] = ()  # "HOST[:PORT]" where others can dial it too: a forwarded port, say
     peers: tuple[str, ...] = ()  # "HOST:PORT" or "HOST" to dial, again and again, until they answer
     devices: tuple[str, ...] = ()  # as `worker.devices.registry` reads them; (): the best hardware adapter, and the cpu
-    threads: int = 0  # of the native engine; 0: as many as there are cores
+    threads: int = 0  # of the native engine; 0: as many as this process may use cores
     memory_bytes: int = 0  # budget for weights and working memory of all devices; 0: what they have
     sharers: int = 1  # workers that were started together, which share the machine's memory evenly
     state_dir: str = ""  # "": the platform's folder for state

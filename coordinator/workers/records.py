@@ -42,7 +42,7 @@ Evidence = tuple[int, Measured]  # how many verdicts there were on the pace of d
 @dataclass(frozen=True, slots=True)
 class Enrolled:
     """What the mesh's authority knows of a worker: the name that it was let in by, and whether its token says that it
-    is on another person's machine.  An authority that does not know says no name, and that it may be."""
+    is on another person's machine.  Where the authority does not know, the name is "" and it is `untrusted`."""
 
     name: str
     untrusted: bool = False

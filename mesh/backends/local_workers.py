@@ -83,8 +83,8 @@ class LocalWorkers:
     async def start(self, devices: Sequence[Sequence[str]], names: Sequence[str] = ()) -> list[LocalWorker]:
         """One worker per entry, each with the devices named there; ConnectFailed with the log of each that fails.
 
-        `names` are theirs, by default local-0, local-1 and so on.  They share this machine's cores and memory evenly,
-        unless it was said how many threads and how much memory each has.
+        `names` are theirs, by default local-0, local-1 and so on.  They share this machine's cores and memory evenly
+        where the number of threads and the memory of each were not given.
         """
         self._folder = SharedDir.create(Path(tempfile.gettempdir()))
         weakref.finalize(self, self._folder.close)

@@ -95,7 +95,10 @@ async def _served(
             _tell_ready(options, server.url, list(models), listening)
             beside.keep("loading models anew", partial(_reload_at_signals, options, server, list(models)))
             beside.keep("giving memory back", _give_memory_back)
-            await asyncio.Event().wait()
+            try:
+                await asyncio.Event().wait()
+            finally:  # nothing is loaded while the server closes
+                beside.cancel()
     finally:
         beside.cancel()
         await own.close()

@@ -686,8 +686,8 @@ class Generating:
             await self._close_session(for_good=True)
         finally:  # nobody waits for what does not go on, whatever failed
             self._fail_all(Cancelled("the model was unloaded"))
-            self._steppings.clear()  # megabytes of graphs, and whoever has this may keep it
-            self._elsewhere = None  # it knows whoever has this
+            self._steppings.clear()  # megabytes of graphs
+            self._elsewhere = None  # it refers to the owner of this: it would be a reference cycle
             if self._drafter is not None:
                 await self._drafter.close()
 

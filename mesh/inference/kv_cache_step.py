@@ -278,7 +278,8 @@ class _Layers:
         own = {name.removeprefix(alike.prefix): name for name in self._params if name.startswith(alike.prefix)}
         given = {name: self._params[own[name]] for name in sorted(own)}, x, kept, plan
         leaves, structure = tree.flatten(given)
-        key = alike.kind, structure, *[(leaf.type, leaf.weak) for leaf in leaves]
+        window = self._decoder.windows[number]
+        key = alike.kind, window, structure, *[(leaf.type, leaf.weak) for leaf in leaves]
 
         def flat(*leaves: Array) -> list[Array]:
             params, *others = tree.unflatten(structure, leaves)

@@ -67,8 +67,8 @@ def no_mixture(number: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Alike:
-    """What a layer has in common with others: layers of a `kind` compute the same of weights of their own, the names of
-    which begin with `prefix`, and read no others."""
+    """What a layer has in common with others.  Layers of one `kind` and window compute the same, each of weights of its
+    own: the names of these begin with `prefix`, and the layer reads no others."""
 
     kind: Hashable
     prefix: str

@@ -139,7 +139,7 @@ class Answer:
             stream.cancel()
         for task in self._tasks:
             task.cancel()
-        self._tasks.clear()  # one that was cancelled knows this, and what it reads
+        self._tasks.clear()  # the traceback of a cancelled task refers to this
         self.over()
 
     async def _follow(self, choice: int) -> None:

@@ -167,10 +167,10 @@ class Residence:
             if self._work is not None:
                 self._work.cancel()
                 await asyncio.gather(self._work, return_exceptions=True)
-                self._work = None  # where it was cancelled, it knows all who awaited something
+                self._work = None  # the traceback of a cancelled task refers to this
             await self._unload()
         finally:
-            self._load = self._unload = _nothing  # who owns them owns this, and what goes in a ring goes late
+            self._load = self._unload = _nothing  # their owner refers to this: it would be a reference cycle
             self._ended.set()
 
     def _do(self, what: Do) -> None:

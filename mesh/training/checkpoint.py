@@ -11,6 +11,7 @@ import errno
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from os import PathLike
@@ -35,6 +36,7 @@ log = steady_logger("graph_mesh.training")
 FORMAT = 1
 _NO_FOLDER = frozenset({errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP, errno.ENOENT})  # nothing can be in such a one
 _NO_FILE = _NO_FOLDER | {errno.EISDIR}
+_UNREAD = sys.maxsize  # the place in the order of saving of a manifest that cannot be read: it may be the last one
 _MANIFEST = re.compile(r"step-(?P<step>\d{1,18})\.json", re.ASCII)
 _KINDS = {"format": int, "sha256": str, "cursor": dict, "about": dict, "tensors": dict}  # of what a manifest says
 
@@ -159,7 +161,7 @@ class Checkpoints:
         manifest = {
             "format": FORMAT,
             "step": step,
-            "saved": 1 + max((saved for saved, _ in self._saved()), default=0),
+            "saved": 1 + max((saved for saved, _ in self._saved() if saved != _UNREAD), default=0),
             "cursor": asdict(cursor),
             "about": dict(about),
             "sha256": digest.hexdigest(),
@@ -201,7 +203,7 @@ class Checkpoints:
         Raises
         ------
         StorageError
-            If there are some, and the system reads none that is whole.
+            If there are some that cannot be read, and none that is whole.
         """
         unread: StorageError | None = None
         for step in self.steps():
@@ -210,7 +212,7 @@ class Checkpoints:
             except (InputError, StorageError) as error:
                 unread = error if isinstance(error, StorageError) else unread
                 log.warning("a checkpoint is passed over: %s", error)
-        if unread is not None:  # whoever began anew beside it would replace it
+        if unread is not None:  # a run that begins anew would replace it
             raise unread
         return None
 
@@ -233,7 +235,7 @@ class Checkpoints:
         InputError
             If it is not there, or is damaged.
         StorageError
-            If the system does not read it.
+            If its files are there and cannot be read.
         """
         data, path = self._paths(step)
         try:
@@ -246,11 +248,10 @@ class Checkpoints:
             if not (type(cursor.epoch) is type(cursor.batch) is int and min(cursor.epoch, cursor.batch) >= 0):
                 raise InputError(f"its place in the data is {cursor!r:.60}")
         except (OSError, TypeError, InputError) as error:
-            fault = error.__cause__ or error
-            if isinstance(fault, OSError) and fault.errno not in _NO_FILE:
+            if _is_refused(error):
                 raise StorageError(
                     f"the checkpoint {path} cannot be read",
-                    cause=str(fault),
+                    cause=str(error.__cause__ or error),
                     next_step="Make its two files yours, or move them away if they are lost",
                 ) from error
             raise InputError(f"{path} is no checkpoint", cause=getattr(error, "message", str(error))) from error
@@ -283,25 +284,34 @@ class Checkpoints:
         return stem.with_suffix(".safetensors"), stem.with_suffix(".json")
 
     def _tidy(self) -> None:
-        """Delete what does not stay.  Manifests go first: files without one are rubbish, and are looked for here."""
-        steps = self.steps()
+        """Delete what does not stay.  Manifests go first: files without one are rubbish, and are looked for here.
+        Checkpoints that the system does not read stay: nobody knows when they were saved."""
+        saved = sorted(self._saved(), reverse=True)
+        unread = [step for place, step in saved if place == _UNREAD]
+        steps = [step for place, step in saved if place != _UNREAD]
         for step in steps[self._keep :]:
             for path in reversed(self._paths(step)):
                 with contextlib.suppress(OSError):
                     path.unlink()
-        complete = {self._paths(step)[0] for step in steps[: self._keep]}
+        complete = {self._paths(step)[0] for step in (*steps[: self._keep], *unread)}
         for path in self.folder.glob("step-*.safetensors*"):
             if path not in complete:
                 with contextlib.suppress(OSError):
                     path.unlink()
 
 
+def _is_refused(error: Exception) -> bool:
+    """Whether an error says that the system does not read a file that is there."""
+    fault = error.__cause__ or error
+    return isinstance(fault, OSError) and fault.errno not in _NO_FILE
+
+
 def _saved_in(manifest: Path) -> int:
     """The place of a manifest in the order of saving; 0 for one that is damaged, or of a version that did not say."""
     try:
         saved = read_object(manifest).get("saved")
-    except InputError:
-        return 0
+    except InputError as error:
+        return _UNREAD if _is_refused(error) else 0
     return saved if type(saved) is int else 0
 
 

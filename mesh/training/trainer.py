@@ -274,7 +274,7 @@ class DistributedTrainer:
         InputError
             If an argument or the data are wrong, or the state in the folder does not fit.
         StorageError
-            If a checkpoint cannot be written, or the system reads none of those that are there.
+            If a checkpoint cannot be written, or those that are there cannot be read.
         PlacementError
             If a strategy asks for more workers than there are.
         NodeLost
@@ -504,7 +504,7 @@ class DistributedTrainer:
         InputError
             If the checkpoint is of other params, another optimiser or precision.
         StorageError
-            If the system reads none of the checkpoints that are there.
+            If the checkpoints that are there cannot be read.
 
         Examples
         --------

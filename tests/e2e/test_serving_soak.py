@@ -25,7 +25,7 @@ from support.processes.soak_growth import can_mount, folder_alone, grown, judged
 EVERY_S = 6.0  # between two faults
 JUDGED = "one"  # the worker that is
 OLD = (COORDINATOR, JUDGED, SERVER)  # what they hold is judged: clients are no part of the product
-RESTS = 8  # at least three, in a short run
+RESTS, RESTS_MIN = 8, 3  # of a long run, and of a short one
 ALONE_S = 120.0  # in which the worker gets every model
 
 
@@ -43,15 +43,16 @@ def soak(minutes: float, seed: int, folder: Path) -> None:
     tell_growth(ran.samples, ran.late, OLD)
     print("at rest:")
     tell_growth(ran.samples, rests.samples, OLD)
+    assert len(rests.samples) >= RESTS_MIN, "too few rests to judge by"
     assert not (grew := grown(rests.samples, OLD)), grew
 
 
 class Rests:
     """What they hold at rest, which is judged.
 
-    Under load a worker has now one model and now another one, and a server bodies of 100 MB: through these heights a
-    line rises or falls by more than what is looked for.  A worker keeps the weights and kernels that it had, up to its
-    limit: so first it has every model.
+    Under load a worker may have either model, and a server holds bodies of 100 MB for a moment.  A line through such
+    samples rises or falls by more than the bound.  A worker keeps the weights and kernels of models that it had before,
+    up to its limit.  So every model is on it once before it is judged.
     """
 
     def __init__(self, site: ServingSite, minutes: float) -> None:

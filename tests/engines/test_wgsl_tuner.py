@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -182,23 +180,32 @@ def test_two_processes_do_not_measure_each_other_but_wait(engine: Any, tmp_path:
     assert engine.tune(SUM, SECONDS, lambda: bool(other.release())).finished, "the other one is done meanwhile"
 
 
+@pytest.mark.parametrize("within", [0, 1])
 def test_what_was_measured_counts_wherever_the_time_ends(
-    engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, within: int
 ) -> None:
     """It may end between two runs, or in the middle of one."""
+    samples, asked = [0], [0]
+    sample = tuner.Tuner._sample
+
+    def counted(own: tuner.Tuner, *others: Any) -> None:
+        samples[0], asked[0] = samples[0] + 1, 0
+        sample(own, *others)
+
+    def over() -> bool:
+        """Only the thread that measures counts: another one looks as often as there is time for."""
+        if threading.current_thread() is not threading.main_thread() or samples[0] < every:
+            return False
+        asked[0] += 1
+        return asked[0] > within
+
+    monkeypatch.setattr(tuner.Tuner, "_sample", counted)
     prepared(monkeypatch, others=longer)
     tuning(engine, tmp_path, leader_factor=0.0)  # the others are measured once each, whatever the noise
-    asked = itertools.count()
-    assert engine.tune(SUM, SECONDS, partial(reached, asked, sys.maxsize)).finished
-    last = next(asked)
-    for place in range(last - 2, last):
-        now = itertools.count()
-        assert engine.tune(SUM, SECONDS, partial(reached, now, place)).finished
-
-
-def reached(calls: Iterator[int], at: int) -> bool:
-    """Only the thread that measures counts: another one looks as often as there is time for."""
-    return threading.current_thread() is threading.main_thread() and next(calls) >= at
+    every = sys.maxsize
+    assert engine.tune(SUM, SECONDS, over).finished
+    every, samples[0] = samples[0], 0
+    assert engine.tune(SUM, SECONDS, over).finished and asked[0] > within, "the last sample was stopped"
 
 
 def test_a_device_without_room_is_not_emptied_for_it(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,12 +39,13 @@ WORKS = {
     """
 at_rest = MemoryAtRest(30.0)
 for now_s in (5.0, 40.0): given_back(lambda: at_rest.look(now_s))
-at_rest.end(10.0)
+at_rest.begin(), at_rest.end(10.0)
 for now_s in (39.0, 41.0, 80.0): given_back(lambda: at_rest.look(now_s))
-at_rest.end(90.0)
-at_rest.begin()
+at_rest.begin(), at_rest.begin(), at_rest.end(90.0)  # the other one was suspended, and goes on
 given_back(lambda: at_rest.look(200.0))
-""": [False, False, False, True, False, False],
+at_rest.end(210.0)
+given_back(lambda: at_rest.look(250.0))
+""": [False, False, False, True, False, False, True],
     """
 from wire.system.shared_memory import SharedDir
 from worker.cpu.engine import CpuEngine

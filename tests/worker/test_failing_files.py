@@ -18,9 +18,10 @@ from wire.ir.codec import hash_bytes
 from worker.cpu import CpuEngine
 from worker.daemon import state_folder as state_folder
 from worker.daemon.blob_store import BlobStore
-from worker.daemon.pause_file import PauseFiles
+from worker.daemon.pause_file import PauseFiles, PauseWatch
 from worker.devices.benchmark import measured
 from worker.engine.protocol import Measured
+from worker.state.events import Event
 from worker.wgsl.cache import ProgramCache, cache_key
 from worker.wgsl.program import Program
 
@@ -123,8 +124,20 @@ def test_an_identity_that_cannot_be_read_now_is_not_replaced(tmp_path: Path) -> 
 
 def test_a_pause_that_cannot_be_read_now_is_one(tmp_path: Path) -> None:
     files = PauseFiles(tmp_path)
-    for wish in ("machine", ""):
+    for wish, before, expected in (
+        ("machine", "", "machine"), ("machine", "machine", "machine"), ("coordinator", "coordinator", "coordinator"),
+        ("coordinator", "", "machine"), ("", "", ""), ("", "machine", ""),
+    ):  # fmt: skip
         files.set_wish(wish)
         with system_refuses(fuse := Fuse(fails_at=1), errno.EMFILE, tmp_path):
-            assert files.wish() == wish
+            assert files.wish(before) == expected
         assert fuse.blown
+
+
+def test_the_coordinators_pause_does_not_become_the_machines_while_it_cannot_be_read(tmp_path: Path) -> None:
+    files, heard = PauseFiles(tmp_path), list[Event]()
+    watch = PauseWatch(files, heard.append, lambda: "")
+    watch.keep("coordinator")
+    with system_refuses(fuse := Fuse(fails_at=1), errno.EMFILE, tmp_path):
+        watch.look()
+    assert fuse.blown and heard == []

@@ -38,8 +38,8 @@ def without_origins(graph: WireGraph) -> WireGraph:
     return _bare_graph(graph, {})
 
 
-# Copies of bodies and attributes are in `bare` by the id of the original: shared ones stay shared.  Functions within
-# a function that call each other would be a cycle, and all these graphs would stay until it is found.
+# Copies of bodies and attributes are in `bare` by the id of the original: shared ones stay shared.  These are no nested
+# functions: two of those that call each other are a reference cycle, which would keep the graphs alive.
 
 
 def _bare_graph(graph: WireGraph, bare: dict[int, Any]) -> WireGraph:

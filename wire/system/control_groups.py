@@ -11,7 +11,7 @@ HERE = Path("/")
 
 def groups(controller: str, root: Path = HERE) -> Iterator[tuple[int, Path]]:
     """The folders of this process's control group for a controller, such as "memory", and of those around it, whose
-    limits are its own too; each with the version of its files, 1 or 2.  None where there is no such thing."""
+    limits are its own too; each with the version of its files, 1 or 2.  Other systems have none."""
     with contextlib.suppress(OSError, ValueError):  # no Linux
         for line in (root / "proc/self/cgroup").read_text().splitlines():
             number, controllers, group = line.split(":", 2)

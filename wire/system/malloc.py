@@ -11,6 +11,7 @@ import asyncio
 import ctypes
 import math
 import sys
+import threading
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -42,25 +43,35 @@ class SpareMemory:
 
 
 class MemoryAtRest:
-    """The memory that was freed, of a process that computes in one thread and is watched by another.  It goes back some
-    seconds after the last work, once: what works goes on with what it has."""
+    """The memory that was freed, of a process that computes in some threads and is watched by another one.  It goes
+    back once, some seconds after the last work.  A process that computes goes on with the memory that it has."""
 
     def __init__(self, wait_s: float = 30.0) -> None:
         self._wait_s = wait_s
+        self._lock = threading.Lock()
+        self._running = 0  # pieces of work: one may be suspended while others begin and end
         self._due_s = math.inf
 
     def begin(self) -> None:
         """Work begins."""
-        self._due_s = math.inf
+        with self._lock:
+            self._running += 1
+            self._due_s = math.inf
 
     def end(self, now_s: float) -> None:
         """Work is over."""
-        self._due_s = now_s + self._wait_s
+        with self._lock:
+            self._running -= 1
+            if not self._running:
+                self._due_s = now_s + self._wait_s
 
     def look(self, now_s: float) -> None:
         """Give the memory back if it is time; this is for the thread that watches."""
-        if now_s >= self._due_s:
-            self._due_s = math.inf
+        with self._lock:
+            due = now_s >= self._due_s
+            if due:
+                self._due_s = math.inf
+        if due:
             give_back()
 
 

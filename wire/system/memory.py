@@ -15,17 +15,18 @@ from .control_groups import HERE, groups
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """The names of a control group's files, and what memory.stat calls content of files, which makes way for others."""
+    """The names of a control group's files, and what the rows of memory.stat begin with that count the group whole."""
 
     limit: str
     used: str
-    cached: str
+    whole: str
 
 
 _FILES = {
-    1: _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    2: _Files("memory.max", "memory.current", "inactive_file"),
+    1: _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+    2: _Files("memory.max", "memory.current", ""),
 }
+_CACHED = ("active_file", "inactive_file")  # rows of memory.stat: pages of files, which the kernel takes back
 
 
 def machine_memory(root: Path = HERE) -> tuple[int, int]:
@@ -55,4 +56,5 @@ def _limits(root: Path) -> Iterator[tuple[int, int]]:
             limit_bytes = int((folder / files.limit).read_text())
             used_bytes = int((folder / files.used).read_text())
             stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-            yield limit_bytes, used_bytes - int(stat.get(files.cached, 0))
+            cached_bytes = sum(int(stat.get(files.whole + row, 0)) for row in _CACHED)
+            yield limit_bytes, used_bytes - cached_bytes

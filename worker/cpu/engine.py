@@ -278,7 +278,7 @@ class _Compiling:
     updated_bytes_min: int
     fusion: Fusion | None
     branches: Branches = field(default_factory=Branches)
-    # Layers that are alike have the same graphs inside, by whose ids these are; the graphs around keep them.
+    # By the id of the inner graph, which layers that are alike share.  The outer graph keeps it alive.
     known: dict[tuple[int, frozenset[int]], CpuExecutable] = field(default_factory=dict)
 
     def inner(self, graph: WireGraph, mine: Collection[int]) -> CpuExecutable:

@@ -34,13 +34,14 @@ class PauseFiles:
         self._wish = folder / "paused"
         self._duty = folder / "duty"
 
-    def wish(self) -> str:
-        """The text of the file: who wants the worker paused, "" for nobody.  Any text counts as a pause, and so does a
-        file that is there and cannot be read, as by a daemon that may open no further one."""
+    def wish(self, before: str = "") -> str:
+        """The text of the file: who wants the worker paused, "" for nobody.  Any text counts as a pause.  A file that
+        is there and cannot be read, as by a process that may open no more files, counts as what it was `before`, or as
+        MACHINE's where that was no pause."""
         try:
             text = self._wish.read_text(errors="replace").strip()
         except OSError:
-            return MACHINE if os.path.exists(self._wish) else ""
+            return (before or MACHINE) if os.path.exists(self._wish) else ""
         return text if text == COORDINATOR else MACHINE
 
     def set_wish(self, by: str) -> None:
@@ -80,7 +81,7 @@ class PauseWatch:
 
     def look(self) -> None:
         """Hear of a wish that is new, and say what the worker does."""
-        wish = self._files.wish()
+        wish = self._files.wish(self._seen)
         if wish != self._seen:
             self._saw(wish)
             self._feed(PauseFileChanged(wish))

@@ -165,8 +165,8 @@ def _trace(opening: messages.Open, engine: Engine) -> KernelTrace | None:
 
 
 def _watch(pipe: Pipe, opening: messages.Open, at_rest: MemoryAtRest) -> None:
-    """Send heartbeats, and end this process once its parent is gone: the computing thread may be inside a kernel, and
-    is not where memory goes back."""
+    """Send heartbeats, end this process once its parent is gone, and give freed memory back: the computing thread may
+    be inside a kernel."""
     while os.getppid() == opening.parent_pid:
         try:
             pipe.send(messages.Alive())

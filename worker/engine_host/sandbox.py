@@ -10,7 +10,8 @@ to the daemon, and to clients that list the nodes.
     network    no new sockets: a connection is made by the daemon and handed over (`worker/engine/descriptors.py`)
     processes  nothing is started, signalled, traced or read
     rights     nothing that is executed gets more rights
-    limits     no core dumps, which have weights in them; with a budget (--max-memory) a limit on memory
+    limits     no core dumps, which have weights in them; with a budget (--max-memory, or a share of the
+               machine's memory) a limit on memory
 """
 
 from __future__ import annotations

@@ -290,9 +290,8 @@ class _Shared:
         return self._added(own, base, self._feed_forward(own, number, y))
 
     def alike(self, number: int) -> Alike:
-        """All that tells a layer from another one is here, but for its weights."""
-        kind = self.kinds[number], self.windows[number], self.scales[number], self.sparse[number]
-        return Alike(kind, self._before(number))
+        """Layers that differ in nothing of this differ in their weights alone."""
+        return Alike((self.kinds[number], self.scales[number], self.sparse[number]), self._before(number))
 
     def mixture(self, number: int) -> Mixture | None:
         """The same layer in pieces, where it has experts."""

@@ -55,11 +55,14 @@ def make_unreadable(file: Path) -> None:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="no file here is there and cannot be read")
 @pytest.mark.parametrize("kind", ["json", "safetensors"])
-def test_whoever_resumes_does_not_begin_anew_beside_checkpoints_that_cannot_be_read(tmp_path: Path, kind: str) -> None:
+def test_whoever_resumes_does_not_begin_anew_beside_checkpoints_that_cannot_be_read(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
     store = saved(tmp_path, 1, 2)
     make_unreadable(tmp_path / f"step-0000000002.{kind}")
     found = store.latest()
     assert found is not None and found.step == 1, "the one before it is whole"
+    assert "step-0000000002.json cannot be read" in caplog.text
     make_unreadable(tmp_path / f"step-0000000001.{kind}")
     with pytest.raises(StorageError, match=r"the checkpoint .*step-\d{10}.json cannot be read.*Input/output error"):
         store.latest()
@@ -67,6 +70,24 @@ def test_whoever_resumes_does_not_begin_anew_beside_checkpoints_that_cannot_be_r
     with pytest.raises(StorageError):
         trainer.fit(X, batch_size=8, checkpoint=tmp_path)
     assert trainer.step == 0 and sorted(store.steps()) == [1, 2]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="no file here is there and cannot be read")
+@pytest.mark.parametrize("kind", ["json", "safetensors"])
+def test_one_that_cannot_be_read_is_not_removed_before_it_is_known_to_be_old(tmp_path: Path, kind: str) -> None:
+    store = saved(tmp_path, 1, 2, 3, keep=3)
+    file = tmp_path / f"step-0000000003.{kind}"
+    kept = file.read_bytes()
+    make_unreadable(file)
+    saved(tmp_path, 4, keep=3)
+    assert 3 in store.steps() and file.is_symlink()
+    if kind == "json":
+        saved(tmp_path, 5, 6, 7, keep=3)
+        assert store.steps() == [3, 7, 6, 5] and (tmp_path / "step-0000000003.safetensors").exists()
+    file.unlink()
+    file.write_bytes(kept)
+    found = store.load(3)
+    assert found.step == 3
 
 
 def test_what_was_saved_comes_back(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ NONE = str((1 << 63) - 4096)  # what the first version says where there is no li
 
 
 def first(limit: object, used: int, files: int = 0) -> dict[str, str]:
-    stat = f"cache {files}\ninactive_file 7\ntotal_inactive_file {files}\n"
+    stat = f"inactive_file 7\ntotal_inactive_file {files // 2}\ntotal_active_file {files - files // 2}\n"
     return {"memory.limit_in_bytes": f"{limit}\n", "memory.usage_in_bytes": f"{used}\n", "memory.stat": stat}
 
 
@@ -24,7 +24,7 @@ def second(limit: object, used: int, files: int = 0) -> dict[str, str]:
     return {
         "memory.max": f"{limit}\n",
         "memory.current": f"{used}\n",
-        "memory.stat": f"anon 9\ninactive_file {files}\n",
+        "memory.stat": f"anon 9\nactive_file {files // 2}\ninactive_file {files - files // 2}\n",
     }
 
 
