@@ -37,14 +37,16 @@ WORKS = {
         True, False, True,
     ],
     """
-at_rest = MemoryAtRest(30.0)
-for now_s in (5.0, 40.0): given_back(lambda: at_rest.look(now_s))
-at_rest.begin(), at_rest.end(10.0)
-for now_s in (39.0, 41.0, 80.0): given_back(lambda: at_rest.look(now_s))
-at_rest.begin(), at_rest.begin(), at_rest.end(90.0)  # the other one was suspended, and goes on
-given_back(lambda: at_rest.look(200.0))
-at_rest.end(210.0)
-given_back(lambda: at_rest.look(250.0))
+at_rest = MemoryAtRest(30.0, lambda: now_s)
+for now_s in (5.0, 40.0): given_back(at_rest.look)
+with at_rest: now_s = 10.0
+for now_s in (39.0, 41.0, 80.0): given_back(at_rest.look)
+with at_rest:  # it is suspended
+    with at_rest: now_s = 90.0
+    now_s = 200.0
+    given_back(at_rest.look)
+now_s = 250.0
+given_back(at_rest.look)
 """: [False, False, False, True, False, False, True],
     """
 from wire.system.shared_memory import SharedDir

@@ -12,7 +12,8 @@ import ctypes
 import math
 import sys
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -44,31 +45,30 @@ class SpareMemory:
 
 class MemoryAtRest:
     """The memory that was freed, of a process that computes in some threads and is watched by another one.  It goes
-    back once, some seconds after the last work.  A process that computes goes on with the memory that it has."""
+    back once, some seconds after the last work.  A process that computes goes on with the memory that it has.  This is
+    a context manager, in which work is done."""
 
-    def __init__(self, wait_s: float = 30.0) -> None:
-        self._wait_s = wait_s
+    def __init__(self, wait_s: float = 30.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._wait_s, self._clock = wait_s, clock
         self._lock = threading.Lock()
         self._running = 0  # pieces of work: one may be suspended while others begin and end
         self._due_s = math.inf
 
-    def begin(self) -> None:
-        """Work begins."""
+    def __enter__(self) -> None:
         with self._lock:
             self._running += 1
             self._due_s = math.inf
 
-    def end(self, now_s: float) -> None:
-        """Work is over."""
+    def __exit__(self, *_: object) -> None:
         with self._lock:
             self._running -= 1
             if not self._running:
-                self._due_s = now_s + self._wait_s
+                self._due_s = self._clock() + self._wait_s
 
-    def look(self, now_s: float) -> None:
+    def look(self) -> None:
         """Give the memory back if it is time; this is for the thread that watches."""
         with self._lock:
-            due = now_s >= self._due_s
+            due = self._clock() >= self._due_s
             if due:
                 self._due_s = math.inf
         if due:

@@ -165,14 +165,13 @@ def _trace(opening: messages.Open, engine: Engine) -> KernelTrace | None:
 
 
 def _watch(pipe: Pipe, opening: messages.Open, at_rest: MemoryAtRest) -> None:
-    """Send heartbeats, end this process once its parent is gone, and give freed memory back: the computing thread may
-    be inside a kernel."""
+    """Send heartbeats, give freed memory back, and end this process once its parent is gone."""
     while os.getppid() == opening.parent_pid:
         try:
             pipe.send(messages.Alive())
         except OSError:
             break
-        at_rest.look(time.monotonic())
+        at_rest.look()
         time.sleep(opening.beat_s)
     os._exit(0)
 
@@ -264,11 +263,8 @@ class Host:
 
     def handle(self, message: messages.ToHost) -> messages.FromHost | None:
         """The answer to one message."""
-        self._at_rest.begin()
-        try:
+        with self._at_rest:
             return self._answer(message)
-        finally:
-            self._at_rest.end(time.monotonic())
 
     def _answer(self, message: messages.ToHost) -> messages.FromHost | None:
         match message:
@@ -454,12 +450,8 @@ class Host:
         """Log how much was spilled so far, whenever it is twice as much as the last time."""
         if self._spilled_bytes >= max(2 * self._spilled_logged, 1):
             self._spilled_logged = self._spilled_bytes
-            print(
-                f"idle weights left the device for others, {size_text(self._spilled_bytes)} so far; they are loaded "
-                "again by the next run that reads them",
-                file=sys.stderr,
-                flush=True,
-            )
+            left = f"idle weights left the device for others, {size_text(self._spilled_bytes)} so far"
+            print(f"{left}; they are loaded again by the next run that reads them", file=sys.stderr, flush=True)
 
     def _evict_for_outputs(self, need_bytes: int) -> None:
         """Evict unused tensors, oldest first, and spill idle ones: otherwise the engine would move kept outputs to the
