@@ -163,7 +163,7 @@ def stepper(
         layers = _Layers(decoder, room, params)
         following: State = {}
         for number in range(decoder.layers):
-            kept = state[f"keys.{number}"], state[f"values.{number}"]
+            kept: Sequence[Array] = (state[f"keys.{number}"], state[f"values.{number}"])
             mixture = decoder.mixture(number)
             runs = () if mixture is None else together(mixture.names)
             if mixture is None or not runs:
