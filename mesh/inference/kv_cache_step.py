@@ -158,8 +158,8 @@ def stepper(
         last = apply("gather", state[LAST], mnp.maximum(source, 0), axis=0, batch_dims=0)
         x = decoder.embed(params, mnp.where(source >= 0, last, ids)[:, None], positions[:, None])[:, 0]
         x = mnp.where(mnp.arange(x.shape[0])[:, None] < used, x, mnp.zeros((), dtype=x.dtype))
-        plan = start, count, readers, table, does, near
-        branches, choices = _choices(room, *plan)
+        extents = start, count, readers, table, does, near
+        branches, choices = _choices(room, *extents)
         layers = _Layers(decoder, room, params)
         following: State = {}
         for number in range(decoder.layers):
@@ -167,7 +167,7 @@ def stepper(
             mixture = decoder.mixture(number)
             runs = () if mixture is None else together(mixture.names)
             if mixture is None or not runs:
-                x, *kept = layers.whole(number, x, kept, plan)
+                x, *kept = layers.whole(number, x, kept, extents)
             else:
                 begin = _layer(decoder.windows[number], choices, partial(mixture.begin, params))
                 base, y, parts, *kept = _over(branches, begin, (x,), kept)
@@ -239,8 +239,8 @@ class _Texts:
 
 Values = tuple[Array, ...]
 
-Plan = tuple[Array, Array, Array, Array, tuple[Array, ...], tuple[Array, ...]]
-"""What says how a step is computed: its arguments start, count, readers, table, does and near."""
+Extents = tuple[Array, Array, Array, Array, tuple[Array, ...], tuple[Array, ...]]
+"""How much of a step is computed: its arguments start, count, readers, table, does and near."""
 
 Layer = Callable[[Values, Array, Sequence[_Texts], Sequence[Array]], tuple[Values, Sequence[Array]]]
 """(values (n, columns, width), positions (n, columns), the texts whose tokens these are, what was kept) to what a layer
@@ -270,13 +270,13 @@ class _Layers:
         self._decoder, self._room, self._params = decoder, room, params
         self._traced: dict[tuple[Any, ...], Inner] = {}
 
-    def whole(self, number: int, x: Array, kept: Sequence[Array], plan: Plan) -> Sequence[Array]:
+    def whole(self, number: int, x: Array, kept: Sequence[Array], extents: Extents) -> Sequence[Array]:
         """The next x and what is kept."""
         alike = self._decoder.alike(number)
         if alike is None:
-            return self._computed(number, self._params, x, kept, plan)
+            return self._computed(number, self._params, x, kept, extents)
         own = {name.removeprefix(alike.prefix): name for name in self._params if name.startswith(alike.prefix)}
-        given = {name: self._params[own[name]] for name in sorted(own)}, x, kept, plan
+        given = {name: self._params[own[name]] for name in sorted(own)}, x, kept, extents
         leaves, structure = tree.flatten(given)
         window = self._decoder.windows[number]
         key = alike.kind, window, structure, *[(leaf.type, leaf.weak) for leaf in leaves]
@@ -290,9 +290,9 @@ class _Layers:
         return self._traced[key].call(*leaves)
 
     def _computed(
-        self, number: int, params: Mapping[str, Array], x: Array, kept: Sequence[Array], plan: Plan
+        self, number: int, params: Mapping[str, Array], x: Array, kept: Sequence[Array], extents: Extents
     ) -> Sequence[Array]:
-        branches, choices = _choices(self._room, *plan)
+        branches, choices = _choices(self._room, *extents)
         whole = _layer(self._decoder.windows[number], choices, partial(_whole, self._decoder, number, params))
         computed: Sequence[Array] = _over(branches, whole, (x,), kept)
         return computed

@@ -287,13 +287,13 @@ class _Compiling:
         if key not in self.known:
             self.known[key] = _compiled(graph, mine, self)
             return self.known[key]
-        return _again(self.known[key])
+        return _renumbered(self.known[key])
 
 
-def _again(executable: CpuExecutable) -> CpuExecutable:
-    """The same schedule, whose kernels are measured apart."""
+def _renumbered(executable: CpuExecutable) -> CpuExecutable:
+    """The same schedule with numbers of its own, by which its kernels are measured apart."""
     calls = tuple(
-        replace(call, graphs={name: _again(inner) for name, inner in call.graphs.items()})
+        replace(call, graphs={name: _renumbered(inner) for name, inner in call.graphs.items()})
         if isinstance(call, _Turn)
         else call
         for call in executable.calls
