@@ -125,11 +125,12 @@ def _ours(engine: Any, version: str, uploads: bool = False) -> Peer:
 
 
 def native(threads: int) -> Peer:
+    from wire.ir.arithmetic import NATIVE_ARITHMETIC
     from wire.system.malloc import hold_arrays
     from worker.native.engine import NativeEngine
 
     hold_arrays()  # as in a worker's engine host
-    return _ours(NativeEngine(threads=threads), "native-1")
+    return _ours(NativeEngine(threads=threads), NATIVE_ARITHMETIC)
 
 
 def wgsl(threads: int) -> Peer:

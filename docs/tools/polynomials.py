@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -78,19 +79,24 @@ ROWS = (
 )  # fmt: skip
 
 
-PARTS = (
-    ("LN2", 2, mpmath.ln2),
-    ("LOG2E", 2, 1 / mpmath.ln2),
-    ("HALF_PI", 3, mpmath.pi / 2),
-    ("TWO_OVER_PI_NEAR", 1, 2 / mpmath.pi),
+PARTS = (  # a name, how many floats, what their sum is, and whether each is the nearest one below
+    ("LN2", 2, mpmath.ln2, False),
+    ("LOG2E", 2, 1 / mpmath.ln2, False),
+    ("HALF_PI", 2, mpmath.pi / 2, False),
+    ("HALF_PI_BELOW", 3, mpmath.pi / 2, True),
+    ("TWO_OVER_PI_NEAR", 1, 2 / mpmath.pi, False),
 )
 TURN_BITS = 1280  # what the reduction of the largest f64 needs: 1024 + 3 * 64, and some
 
 
-def parts(value: mpf, count: int, rounded: Callable[[str], float]) -> tuple[float, ...]:
+def parts(value: mpf, count: int, rounded: Callable[[str], Any], below: bool = False) -> tuple[float, ...]:
     found: list[float] = []
     for _ in range(count):
-        found.append(float(rounded(mpmath.nstr(+value - mpmath.fsum(mpf(one) for one in found), 40))))
+        left = +value - mpmath.fsum(mpf(one) for one in found)
+        part = rounded(mpmath.nstr(left, 40))
+        if below and mpf(float(part)) > left:
+            part = np.nextafter(part, rounded(0))
+        found.append(float(part))
     return tuple(found)
 
 
@@ -169,11 +175,11 @@ def main() -> None:
             print(row.name, width, degree, round(bits_of_error(row, high, found), 1), file=sys.stderr, flush=True)
             lines += [f"    {width}: (", *(f"        {each!r}," for each in found), "    ),"]
         lines += ["}"]
-    lines += ["# A constant as a sum of floats, each of which is nearest to what those before it leave."]
-    for name, count, value in PARTS:
+    lines += ["# A constant as a sum of floats, each the nearest one to what those before it leave, or the one below."]
+    for name, count, value, below in PARTS:
         lines += [f"{name}: dict[int, tuple[float, ...]] = {{"]
         for width, rounded in ROUNDED.items():
-            lines += [f"    {width}: {parts(value, count, rounded)!r},"]
+            lines += [f"    {width}: {parts(value, count, rounded, below)!r},"]
         lines += ["}"]
     lines += [
         "# ln 2 in two parts, the first so short that its product with an exponent is exact.",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wire.errors import ConfigError, InputError
-from wire.ir.arithmetic import NATIVE_1
+from wire.ir.arithmetic import NATIVE_ARITHMETIC
 from wire.policy.strategies import Strategy, strategy_of
 
 from ..util.units import parse_size
@@ -63,7 +63,7 @@ def choice(value: Any, what: str) -> bool:
 def by_rows(strategy: str | Strategy) -> str:
     """The strategy for plans in which a row has the same bits among any others; its text."""
     asked = strategy if isinstance(strategy, Strategy) else strategy_of(strategy)
-    return replace(asked, reproducible=NATIVE_1).text
+    return replace(asked, reproducible=NATIVE_ARITHMETIC).text
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Arithmetics by name: two devices of one arithmetic give a graph's results the same bits.
 
-A device says what rounds on it, as in "native-1, numpy 2.4.6 X86_V4, openblas 0.3.31 Haswell".  `NATIVE_1` is defined
-by docs/native.md, not by a library or a processor; what it leaves to numpy is exact or adds in a fixed order, but for
-`BY_LIBRARIES` and complex numbers.
+A device says what rounds on it, as in "native-2, numpy 2.4.6 X86_V4, openblas 0.3.31 Haswell".  `NATIVE_ARITHMETIC` is
+defined by docs/native.md, not by a library or a processor; what it leaves to numpy is exact or adds in a fixed order,
+but for `BY_LIBRARIES` and complex numbers.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from .graph import WireGraph
 from .ops import OPS, inner_graphs
 
-NATIVE_1 = "native-1"
+NATIVE_ARITHMETIC = "native-2"
 BY_LIBRARIES = frozenset({"fft", *(name for name, op in OPS.items() if op.family == "matrix")})
 ELEMENTS_MAX = (1 << 31) - 1  # of a tensor: kernels count in 32 bits, and numpy computes what is larger
 
@@ -18,7 +18,7 @@ ELEMENTS_MAX = (1 << 31) - 1  # of a tensor: kernels count in 32 bits, and numpy
 def arithmetic_of(driver: str, graph: WireGraph) -> str:
     """What decides the bits of a graph's results on a device that says `driver`."""
     name, _, _ = driver.partition(",")
-    return NATIVE_1 if name == NATIVE_1 and by_libraries(graph) is None else driver
+    return NATIVE_ARITHMETIC if name == NATIVE_ARITHMETIC and by_libraries(graph) is None else driver
 
 
 def by_libraries(graph: WireGraph) -> str | None:

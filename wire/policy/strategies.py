@@ -33,7 +33,7 @@ class Strategy:
     ----------
     reproducible : bool or str, optional
         Whether only plans are allowed whose results have the same bits, whichever workers there are (docs/planning.md).
-        The name of an arithmetic, such as "native-1", is True by that arithmetic alone.
+        The name of an arithmetic, such as "native-2", is True by that arithmetic alone.
     workers : tuple of str, optional
         The names or ids of the only workers that may compute; () for all.  Those that are not there are left out.  If
         none of them is, that is a PlacementError.

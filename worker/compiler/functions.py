@@ -3,7 +3,7 @@
 `FUNCTIONS` maps an op of the op table to a function of an `Arithmetic`, which writes the operations down, and of the
 operands: all f32 or all f64.  Other floats are computed in f32.
 
-On processors (`Arithmetic.exact`) these operations are a definition, by the name `native-1` of the arithmetic: an
+On processors (`Arithmetic.exact`) these operations are a definition, by the name `native-2` of the arithmetic: an
 element's bits follow from its operands alone, whatever the processor and however many elements are computed at a time.
 So there is no call of a library, no table of a processor's own, and a branch only where it changes no bits
 (`rarely`).  A change of one operation here changes results, and needs another name.
@@ -31,7 +31,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 from .polynomials import (
     ATAN,
@@ -42,6 +42,7 @@ from .polynomials import (
     EXP,
     EXP_SHORT,
     HALF_PI,
+    HALF_PI_BELOW,
     LN2,
     LN2_SHORT,
     LOG,
@@ -103,7 +104,7 @@ class Arithmetic(Protocol):
     def whole(self, a: Value) -> Value: ...
     def select(self, condition: Value, a: Value, b: Value) -> Value: ...
 
-    def turned(self, size: Value, fine: bool = False) -> tuple[Value, Value, Value]: ...
+    def turned(self, x: Value, fine: bool = False) -> tuple[Value, Value, Value]: ...
     def powered(self, size: Value, y: Value) -> Value: ...
 
 
@@ -121,6 +122,11 @@ class WideArithmetic(Arithmetic, Protocol):
     def lookup(self, words: Sequence[int], index: Value) -> Value: ...
 
 
+def is_wide(v: Arithmetic) -> TypeGuard[WideArithmetic]:
+    """A target whose operations are exact has all of these."""
+    return v.exact
+
+
 @dataclass(frozen=True, slots=True)
 class Format:
     """What is known of a float of `width` bits, `fraction` of which are behind the point."""
@@ -129,6 +135,7 @@ class Format:
     fraction: int
     exp_low: float  # below it exp is 0
     exp_high: float  # above it exp is infinite
+    exp_normal: float  # up to it exp of either sign is a normal number
     expm1_low: float  # below it expm1 is -1
     tanh_high: float  # above it tanh is 1
     erf_high: float  # above it erf is 1
@@ -159,8 +166,8 @@ class Format:
 
 
 FORMATS = {
-    32: Format(32, 23, -104.0, 89.0, -20.0, 10.0, 4.0, 2.0**17),
-    64: Format(64, 52, -746.0, 710.0, -40.0, 20.0, 6.0, 2.0**30),
+    32: Format(32, 23, -104.0, 89.0, 87.0, -20.0, 10.0, 4.0, 2.0**17),
+    64: Format(64, 52, -746.0, 710.0, 708.0, -40.0, 20.0, 6.0, 2.0**30),
 }
 INFINITY, NAN = float("inf"), float("nan")
 
@@ -169,12 +176,28 @@ INFINITY, NAN = float("inf"), float("nan")
 
 
 def exp(v: Arithmetic, x: Value) -> Value:
-    form = FORMATS[v.width(x)]
-    if not v.exact:
+    """2^n (1 + r + ...), where 2^n is an addition to the exponent.  Results that are no normal numbers are rare, all
+    but 0: half of the scores of attention are -infinity."""
+    if not is_wide(v):
         return _nan_of(v, x, _exp_by_one_factor(v, x))
-    gone, there = _vanishing(v, x, form.exp_low)
-    n, r, low = _without_ln2(v, v.smaller(there, v.like(x, form.exp_high)))
-    return _nan_of(v, x, v.select(gone, v.like(x, 0.0), _scaled(v, _exp_near(v, r, low), n)))
+    form = FORMATS[v.width(x)]
+    zero, one, whole = (v.like(x, value) for value in (0.0, 1.0, form.to_whole))
+    counted = v.fma(x, v.like(x, LOG2E[form.width][0]), whole)
+    n = v.sub(counted, whole)
+    high, low = (v.like(x, -part) for part in LN2[form.width])
+    r = v.fma(n, low, v.fma(n, high, x))
+    near = v.fma(v.fma(_polynomial(v, r, EXP), r, one), r, one)
+    bits = v.bits(counted)
+    scaled = v.real(v.int_add(v.bits(near), v.shift_left(bits, v.like(bits, form.fraction))))
+
+    def at_the_ends() -> Sequence[Value]:
+        n, r, low = _without_ln2(v, _clamped(v, x, form.exp_low, form.exp_high))
+        return [_nan_of(v, x, _scaled(v, _exp_near(v, r, low), n))]
+
+    gone = v.compare("<", x, v.like(x, form.exp_low))
+    usual = v.bit_or(gone, v.compare("<", v.abs(x), v.like(x, form.exp_normal)))
+    (y,) = v.rarely(v.bit_not(usual), [scaled], at_the_ends)
+    return v.select(gone, zero, y)
 
 
 def _exp_by_one_factor(v: Arithmetic, x: Value) -> Value:
@@ -355,16 +378,13 @@ def _log_edges(v: Arithmetic, x: Value, y: Value) -> Value:
 
 
 def sin(v: Arithmetic, x: Value) -> Value:
-    quarter, r, low = v.turned(v.abs(x))
-    bits = v.bits(x)
-    flipped = v.bit_xor(v.bit_and(bits, v.like(bits, FORMATS[v.width(x)].sign)), _half_turn(v, quarter))
-    return _finite(v, x, _wave(v, quarter, flipped, r, low))
+    quarter, r, _ = v.turned(x)
+    return _wave(v, x, quarter, r)
 
 
 def cos(v: Arithmetic, x: Value) -> Value:
-    quarter, r, low = v.turned(v.abs(x))
-    ahead = v.int_add(quarter, v.like(quarter, 1))
-    return _finite(v, x, _wave(v, ahead, _half_turn(v, ahead), r, low))
+    quarter, r, _ = v.turned(x)
+    return _wave(v, x, v.int_add(quarter, v.like(quarter, 1)), r)
 
 
 def tan(v: Arithmetic, x: Value) -> Value:
@@ -379,22 +399,19 @@ def tan(v: Arithmetic, x: Value) -> Value:
     return _finite(v, x, v.real(v.bit_xor(y, v.bit_and(flipped, sign))))
 
 
-def _wave(v: Arithmetic, quarter: Value, sign: Value, r: Value, low: Value) -> Value:
-    """The sine of r in an even quarter and its cosine in an odd one, with the bit `sign` changed."""
-    s, c = _sin_near(v, r, low), _cos_near(v, r, low)
-    odd = _is_odd(v, quarter)
-    y = v.add(v.select(odd, c[0], s[0]), v.select(odd, c[1], s[1]))
-    return v.real(v.bit_xor(v.bits(y), sign))
+def _wave(v: Arithmetic, x: Value, quarter: Value, r: Value) -> Value:
+    """The sine of x, which is r behind so many quarter turns: that of r, its cosine, or one of these with a minus."""
+    z = v.mul(r, r)
+    s = _with_sign_too(v, v.fma(v.mul(r, z), _polynomial(v, z, SIN), r), r)  # of -0, which the sum makes 0
+    c = v.fma(v.fma(_polynomial(v, z, COS), z, v.like(r, -0.5)), z, v.like(r, 1.0))
+    y = v.bits(v.select(_is_odd(v, quarter), c, s))
+    half_turns = v.shift_left(quarter, v.like(quarter, v.width(r) - 2))  # as the sign
+    y = v.real(v.bit_xor(y, v.bit_and(half_turns, v.like(y, FORMATS[v.width(r)].sign))))
+    return y if v.exact else _finite(v, x, y)
 
 
 def _is_odd(v: Arithmetic, quarter: Value) -> Value:
     return v.int_compare("!=", v.bit_and(quarter, v.like(quarter, 1)), v.like(quarter, 0))
-
-
-def _half_turn(v: Arithmetic, quarter: Value) -> Value:
-    """The sign bit, set in quarters 2 and 3."""
-    two = v.bit_and(quarter, v.like(quarter, 2))
-    return v.shift_left(two, v.like(quarter, v.width(quarter) - 2))
 
 
 def _sin_near(v: Arithmetic, r: Value, low: Value) -> Pair:
@@ -409,26 +426,36 @@ def _cos_near(v: Arithmetic, r: Value, low: Value) -> Pair:
     return high, v.add(rest, v.fma(v.mul(z, z), _polynomial(v, z, COS), v.neg(v.mul(r, low))))
 
 
-def turned(v: WideArithmetic, size: Value) -> tuple[Value, Value, Value]:
-    """The angle without quarter turns: an integer whose last two bits count these, r and its rest.  In f64 it takes
-    integers of 64 bits, and in f32 f64 as well."""
-    form = FORMATS[v.width(size)]
-    whole = v.like(size, form.to_whole)
-    counted = v.fma(size, v.like(size, TWO_OVER_PI_NEAR[form.width][0]), whole)
+def turned(v: WideArithmetic, x: Value, fine: bool) -> tuple[Value, Value, Value]:
+    """An angle without quarter turns: an integer whose last two bits count these, r and its rest.  r is NaN where the
+    angle is none.  In f64 it takes integers of 64 bits, and in f32 f64 as well.  Without `fine` the rest is 0."""
+    form = FORMATS[v.width(x)]
+    whole = v.like(x, form.to_whole)
+    counted = v.fma(x, v.like(x, TWO_OVER_PI_NEAR[form.width][0]), whole)
     n = v.sub(counted, whole)
-    first, second, third = (v.like(size, -part) for part in HALF_PI[form.width])
-    high = v.fma(n, first, size)  # exact
-    correction = v.mul(n, second)
-    r, low = _fast_sum(v, high, correction)  # `high` is a multiple of the last place of `correction`
-    low = v.fma(n, third, v.add(low, v.fma(n, second, v.neg(correction))))
-    large = v.bit_not(v.compare("<", size, v.like(size, form.turn_high)))
+    first, second, third = (v.like(x, -part) for part in HALF_PI_BELOW[form.width])  # n of -0 is 0, and r is -0
+    high = v.fma(n, first, x)  # exact
+    if fine:
+        correction = v.mul(n, second)
+        r, low = _fast_sum(v, high, correction)  # `high` is a multiple of the last place of `correction`
+        low = v.fma(n, third, v.add(low, v.fma(n, second, v.neg(correction))))
+    else:
+        r, low = v.fma(n, third, v.fma(n, second, high)), v.like(x, 0.0)
+    size = v.abs(x)
+    large = v.bit_not(v.compare("<", size, v.like(x, form.turn_high)))
 
     def by_bits() -> Sequence[Value]:
         if form.width == 64:
-            return _turned_by_bits(v, size, large)
-        quarter, wide, rest = _turned_by_bits(v, v.widen(size), large)
-        near = v.narrow(wide)
-        return v.lower_half(quarter), near, v.narrow(v.add(v.sub(wide, v.widen(near)), rest))
+            quarter, r, low = _turned_by_bits(v, size, large)
+        else:
+            quarter, wide, rest = _turned_by_bits(v, v.widen(size), large)
+            quarter, r = v.lower_half(quarter), v.narrow(wide)
+            low = v.narrow(v.add(v.sub(wide, v.widen(r)), rest))
+        negative = v.compare("<", x, v.like(x, 0.0))
+        quarter = v.select(negative, v.int_sub(v.like(quarter, 0), quarter), quarter)
+        r, low = (v.select(negative, v.neg(part), part) for part in (r, low))
+        finite = v.compare("<", size, v.like(x, INFINITY))
+        return v.select(finite, quarter, v.like(quarter, 0)), v.select(finite, r, v.like(x, NAN)), low
 
     quarter, r, low = v.rarely(large, (v.bits(counted), r, low), by_bits)
     return quarter, r, low

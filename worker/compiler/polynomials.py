@@ -228,7 +228,7 @@ ERFC: dict[int, tuple[float, ...]] = {
         1.039057696025793e-12,
     ),
 }
-# A constant as a sum of floats, each of which is nearest to what those before it leave.
+# A constant as a sum of floats, each the nearest one to what those before it leave, or the one below.
 LN2: dict[int, tuple[float, ...]] = {
     32: (0.6931471824645996, -1.9046542121259336e-09),
     64: (0.6931471805599453, 2.3190468138462996e-17),
@@ -238,8 +238,12 @@ LOG2E: dict[int, tuple[float, ...]] = {
     64: (1.4426950408889634, 2.0355273740931033e-17),
 }
 HALF_PI: dict[int, tuple[float, ...]] = {
-    32: (1.5707963705062866, -4.371138828673793e-08, -1.7151245100058819e-15),
-    64: (1.5707963267948966, 6.123233995736766e-17, -1.4973849048591698e-33),
+    32: (1.5707963705062866, -4.371138828673793e-08),
+    64: (1.5707963267948966, 6.123233995736766e-17),
+}
+HALF_PI_BELOW: dict[int, tuple[float, ...]] = {
+    32: (1.570796251296997, 7.549789415861596e-08, 5.390302529957765e-15),
+    64: (1.5707963267948966, 6.123233995736765e-17, 1.0828566739219139e-32),
 }
 TWO_OVER_PI_NEAR: dict[int, tuple[float, ...]] = {
     32: (0.6366197466850281,),

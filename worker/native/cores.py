@@ -1,6 +1,6 @@
 """Cores of matrix products: functions that compute C = A B for a tile of C, generated for a processor.
 
-The arithmetic is a definition, "native-1", and part of the promise that bits depend on shapes alone.  An element of C
+The arithmetic is a definition, "native-2", and part of the promise that bits depend on shapes alone.  An element of C
 is made of runs of RUN elements along the length K, the last of which may be shorter.  The sum of a run begins as 0 and
 is a chain of fused products and sums, in order; C is the sum of the first run, to which those of the others are added,
 in order.  So an element's bits follow from its row of A and its column of B, whatever the tile, the registers, the

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wire.errors import Cancelled, ConfigError
-from wire.ir.arithmetic import NATIVE_1
+from wire.ir.arithmetic import NATIVE_ARITHMETIC
 from wire.ir.dtypes import F32
 from wire.ir.graph import GraphBuilder, Node, WireGraph
 from wire.ir.types import TensorType
@@ -65,7 +65,7 @@ class NativeEngine(CpuEngine):
             )
         super().__init__(memory_bytes)
         self.info = replace(
-            self.info, engine="native", driver=f"{NATIVE_1}, {self.info.driver}", limits={"threads": threads}
+            self.info, engine="native", driver=f"{NATIVE_ARITHMETIC}, {self.info.driver}", limits={"threads": threads}
         )
         self._objects = Objects(folder, processor=processor)
         self._library = Library(self._objects)

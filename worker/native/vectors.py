@@ -326,8 +326,8 @@ class Vectors:
 
     # -- parts of functions -------------------------------------------------------------------------------
 
-    def turned(self, size: ir.Value, fine: bool = False) -> tuple[ir.Value, ir.Value, ir.Value]:
-        return functions.turned(self, size)
+    def turned(self, x: ir.Value, fine: bool = False) -> tuple[ir.Value, ir.Value, ir.Value]:
+        return functions.turned(self, x, fine)
 
     def powered(self, size: ir.Value, y: ir.Value) -> ir.Value:
         return functions.powered(self, size, y)

@@ -155,11 +155,15 @@ class Text:
 
     # -- what other targets have more for -----------------------------------------------------------------
 
-    def turned(self, size: Term, fine: bool = False) -> tuple[Term, Term, Term]:
+    def turned(self, x: Term, fine: bool = False) -> tuple[Term, Term, Term]:
         """`fine`: small angles behind large ones have all of their bits, and not 30 of a quarter turn."""
         form = "4" if self.lanes == 4 else "_fine" if fine else ""
-        place = self._let(f"gm_turn{form}({size.text})", "turned")
-        return Term(f"{place.text}.quarter", "u32"), Term(f"{place.text}.rest", "f32"), self.like(size, 0.0)
+        place = self._let(f"gm_turn{form}({self.abs(x).text})", "turned")
+        quarter, rest = Term(f"{place.text}.quarter", "u32"), Term(f"{place.text}.rest", "f32")
+        sign = self.bit_and(self.bits(x), self.like(quarter, 0x80000000))
+        minus = self.int_compare("!=", sign, self.like(quarter, 0))
+        quarter = self.select(minus, self.int_sub(self.like(quarter, 0), quarter), quarter)
+        return quarter, self.real(self.bit_xor(self.bits(rest), sign)), self.like(x, 0.0)
 
     def powered(self, size: Term, y: Term) -> Term:
         assert self.lanes == 1

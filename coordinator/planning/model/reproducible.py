@@ -4,7 +4,7 @@ death.  Pure.
 Bits stay where every node is computed in the shapes that it has in the graph, by one arithmetic
 (wire/ir/arithmetic.py).  So a program may be cut at any node, and only cpu engines that round alike compute it.  Where
 numpy does, it is neither split nor laid out by what was measured of links and devices, since the bits of a product
-follow its shapes.  The arithmetic "native-1" gives a row the same bits among any others, so there a program may be
+follow its shapes.  The arithmetic "native-2" gives a row the same bits among any others, so there a program may be
 split, as long as every sum is one rank's (`Program.in_order`).  The plan's reasons say what was excluded.
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from wire.errors import InputError, PlacementError
-from wire.ir.arithmetic import NATIVE_1, arithmetic_of, by_libraries
+from wire.ir.arithmetic import NATIVE_ARITHMETIC, arithmetic_of, by_libraries
 from wire.ir.graph import WireGraph
 from wire.policy.strategies import (
     Auto,
@@ -67,7 +67,7 @@ def reproducible_profiles(profiles: Profiles, graph: WireGraph, strategy: Strate
 def may_split(profiles: Profiles, graph: WireGraph) -> bool:
     """Whether parts of a tensor have the bits there that they have in the whole; of `reproducible_profiles`."""
     devices = [device for worker in profiles.workers for device in worker.devices if device.engine in ON_CPU]
-    return all(arithmetic_of(device.arithmetic, graph) == NATIVE_1 for device in devices)
+    return all(arithmetic_of(device.arithmetic, graph) == NATIVE_ARITHMETIC for device in devices)
 
 
 def check_split(strategy: Strategy, profiles: Profiles, graph: WireGraph) -> None:

@@ -210,14 +210,14 @@ def test_the_name_of_this_processs_arithmetic_says_what_rounds() -> None:
     assert np.__version__ in arithmetic() and len(arithmetic()) < 256
 
 
-# -- the arithmetic native-1
+# -- the arithmetic native-2
 
 
 NATIVE = {
     name: replace(
         profiles,
         workers=tuple(
-            replace(each, devices=tuple(replace(d, arithmetic=f"native-1, numpy {number}") for d in each.devices))
+            replace(each, devices=tuple(replace(d, arithmetic=f"native-2, numpy {number}") for d in each.devices))
             for number, each in enumerate(profiles.workers)
         ),
     )
@@ -279,10 +279,10 @@ def test_what_a_library_computes_is_reproducible_on_one_kind_of_processor_only(o
 
 
 def test_what_needs_native_1_by_name_refuses_numpy_of_one_kind() -> None:
-    asked = Single(reproducible="native-1")
+    asked = Single(reproducible="native-2")
     assert strategy_of(asked.text) == asked
     assert make_plan(layers(4, 4, 2), NATIVE["alike"], asked.text).parts
-    with pytest.raises(PlacementError, match="round alike by native-1 and there are worker-0, worker-1: numpy"):
+    with pytest.raises(PlacementError, match="round alike by native-2 and there are worker-0, worker-1: numpy"):
         make_plan(layers(4, 4, 2), rounding("haswell", "haswell"), asked.text)
     assert strategy_of(text_of(asked, reproducible=True)) == asked, "a reproducible mesh asks for no less"
     with pytest.raises(InputError, match="the name of an arithmetic"):
@@ -385,7 +385,7 @@ def test_what_it_computes_is_asked_for_so_however_it_is_asked_for(simulated: Mes
 def test_requests_are_computed_alone_and_batches_refused_over_numpy() -> None:
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         runner.run(served(None))
-        with pytest.raises(PlacementError, match="round alike by native-1 and there are sim-0"):
+        with pytest.raises(PlacementError, match="round alike by native-2 and there are sim-0"):
             runner.run(served(True))
 
 

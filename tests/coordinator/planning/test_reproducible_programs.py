@@ -42,7 +42,7 @@ def native(profiles: Profiles) -> Profiles:
     """The workers with native engines, each on a processor of its own type."""
     workers = [
         replace(
-            worker, devices=tuple(replace(device, arithmetic=f"native-1, numpy {number}") for device in worker.devices)
+            worker, devices=tuple(replace(device, arithmetic=f"native-2, numpy {number}") for device in worker.devices)
         )
         for number, worker in enumerate(profiles.workers)
     ]

@@ -181,7 +181,7 @@ def fma64(a: Any, b: Any, c: Any) -> Any:
 
 
 def defined(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The definition of `native-1`, element by element of the length."""
+    """The definition of `native-2`, element by element of the length."""
     fma = fma32 if a.dtype == np.float32 else fma64
     result = np.zeros((a.shape[0], b.shape[1]), a.dtype)
     with np.errstate(all="ignore"):

@@ -19,6 +19,7 @@ from ...compiler.expressions import Builder, Expr, terms_of
 from ..cores import transposed
 from ..llvm import I64, index, ir, loop
 from ..printer import EVEN, Printer, stride_of
+from ..target import COSTLY
 from ..vectors import REGISTERS
 from .frame import Frame, Kernel, Value, least, narrowed
 
@@ -55,7 +56,8 @@ class Plane:
 def lower_map(frame: Frame) -> Kernel:
     plane = best_plane(frame)
     lanes = frame.lanes()
-    rows, columns = tile_of(plane.height, plane.width, lanes, TASK_ELEMENTS)
+    widest = max(steps_for(lanes, piece.value)[0] for piece in plane.pieces)
+    rows, columns = tile_of(plane.height, plane.width, widest, TASK_ELEMENTS)
     if gathers(plane, lanes) and plane.height > 1:
         rows, columns = min(plane.height, TASK_ELEMENTS // GATHERED), GATHERED
     across = -(-plane.width // columns)
@@ -77,14 +79,14 @@ def lower_map(frame: Frame) -> Kernel:
 
 def _compute(frame: Frame, printer: Printer, piece: Piece, columns: tuple[Value, Value] | None) -> None:
     """A row's piece, or what of it lies in some columns."""
-    builder, lanes = printer.builder, frame.lanes()
+    builder, steps = printer.builder, steps_for(frame.lanes(), piece.value)
     first, stop = index(0), index(piece.width)
     if columns is not None:
-        first, stop = (_within(builder, piece, column, lanes) for column in columns)
+        first, stop = (_within(builder, piece, column, steps[0]) for column in columns)
     exprs = [piece.value, piece.place]
     with printer.scope():
         printer.hoist(exprs, (piece.along,))
-        for x, width in along(builder, first, stop, steps_of(lanes), piece.width):
+        for x, width in along(builder, first, stop, steps, piece.width):
             with x as position, printer.scope():
                 printer.bind_lanes(piece.along, narrowed(builder, position), width)
                 printer.store(frame.root, piece.place, printer.vector(piece.value), frame.non_temporal)
@@ -177,6 +179,13 @@ def along(
 def steps_of(lanes: int) -> tuple[int, ...]:
     """Whole vectors, then single elements."""
     return tuple(dict.fromkeys((lanes, 1)))
+
+
+def steps_for(lanes: int, value: Expr) -> tuple[int, ...]:
+    """The same, and first two vectors at a time of what waits for itself long: they share its constants, and neither
+    waits for the other."""
+    costly = any(expr.op in COSTLY for expr in parts_of(value))
+    return (2 * lanes, *steps_of(lanes)) if costly else steps_of(lanes)
 
 
 def tile_of(height: int, width: int, lanes: int, elements: int) -> tuple[int, int]:

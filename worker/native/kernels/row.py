@@ -1,6 +1,6 @@
 """Reductions, and what is fused around them: softmax, layer norm, sums of expressions.
 
-The order of summation is part of the definition of the engine's arithmetic ("native-1"), and follows from the shape
+The order of summation is part of the definition of the engine's arithmetic ("native-2"), and follows from the shape
 and the axes alone.  The elements that a reduction takes together are numbered in row-major order of the reduced axes:
 
     the last axis is reduced    lane j mod 32 adds element j, each in the order of its elements, and then lane i

@@ -5,7 +5,7 @@ and elements that lie a stride apart beside each other: there the windows of nei
 a row to the begin of the next one, too.  So a vector of results is a chain of fused products of loads with weights, one
 per tap, and vectors do not end with rows.  What lies between rows is computed and left behind.
 
-The order of sums is that of every conv ("native-1"): a window has at most as many elements as a run.
+The order of sums is that of every conv ("native-2"): a window has at most as many elements as a run.
 """
 
 from __future__ import annotations
