@@ -342,18 +342,18 @@ class JobService:
     async def _save(self, save: Save) -> None:
         job = save.job
         kept = await self._store.save(job.entry, save.kind, save.fields, _values(save))
-        if save.kind == "ended" and kept:
-            job.kept, job.outputs = kept, None  # read from the disk when asked for; memory is free again
         self._feed(self._table.saved(save, self._now()))
         if save.kind == "accepted":
             self.contents.sent(job.owner, addresses_in(kept))
             if job.state == "queued" and in_files(kept):
                 job.kept, job.work = kept, None  # read from the disk when its turn comes
         if save.kind == "ended":
+            if kept:
+                job.kept, job.outputs = kept, None  # read from the disk when asked for; memory is free again
             self._remember(job)
             self._freed.soon()
-            if next(self._ended) % GIVE_BACK_EVERY == 0:
-                await asyncio.to_thread(give_back)
+            if next(self._ended) % GIVE_BACK_EVERY == 0:  # by itself: it may fail, and the job is kept
+                self._tasks.run("giving memory back", asyncio.to_thread(give_back), unheard)
 
     def _not_saved(self, save: Save, error: MeshError) -> None:
         log.error("job %s: %s", save.job.job, error)

@@ -10,12 +10,14 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from support.by_seed import ranges
 from support.simulated.simulated import ALONE_S, Job
 from support.simulated.simulated_jobs import Client, DurableCluster, simulate_durable, submission
 
+from coordinator.jobs import job_service
 from wire.errors import NodeLost
 from wire.protocol.messages import AskJobs, AwaitJob, CancelJob, Done, JobAccepted, JobResult, Jobs
 from wire.protocol.reports import RelayReport
@@ -39,6 +41,35 @@ def test_the_log_of_a_job_says_what_was_relayed() -> None:
         (job,) = (await client.ask(AskJobs("job"), Jobs)).jobs
         wanted = [f"relayed {RelayReport(**each)}" for each in json.loads(answer.report)["relayed"]]
         assert wanted and [line.partition(" ")[2] for line in job.log if "relayed" in line] == wanted
+        await client.endpoint.close()
+
+    simulate_durable(2, 0, scenario)
+
+
+def test_what_cannot_be_done_after_a_job_is_kept_costs_it_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is given back by a thread now and then, and the system may have none left."""
+    refused = []
+
+    async def to_thread(work: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        if work is job_service.give_back:
+            refused.append(work)
+            raise RuntimeError("can't start new thread")
+        return await in_thread(work, *args, **named)
+
+    in_thread = asyncio.to_thread
+    monkeypatch.setattr(asyncio, "to_thread", to_thread)
+    monkeypatch.setattr(job_service, "GIVE_BACK_EVERY", 1)
+
+    async def scenario(cluster: DurableCluster) -> None:
+        cluster.mortal = False
+        client = Client(cluster, "ann")
+        await client.ask(submission("job", Job.chain("single"), detach=True), JobAccepted)
+        right = await client.ask(AwaitJob("job"), JobResult)
+        await asyncio.sleep(12)  # what could not be kept would be tried again
+        cluster.crash()
+        await asyncio.sleep(30)
+        kept = await client.ask(AwaitJob("job"), JobResult)
+        assert right.outputs and kept.outputs == right.outputs and refused
         await client.endpoint.close()
 
     simulate_durable(2, 0, scenario)

@@ -31,6 +31,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
@@ -69,8 +70,9 @@ class Segment:
 class SharedDir:
     """One node's directory of shared files.  `create` makes and owns one; `attach` uses another process's."""
 
-    def __init__(self, path: Path, locks: Sequence[int] = ()) -> None:
+    def __init__(self, path: Path, locks: Sequence[int] = (), prefix: str = "") -> None:
         self.path = path
+        self._prefix, self._numbers = prefix, count(1)
         self._locks = [*locks]  # none: it is another process's.  Those of directories that were removed stay held, too
         self._keeping = threading.Lock()
         self._process = os.getpid()
@@ -99,10 +101,11 @@ class SharedDir:
             raise
 
     @classmethod
-    def attach(cls, path: Path) -> SharedDir:
-        """Another process's directory, to write files on its behalf; `close` leaves it alone."""
+    def attach(cls, path: Path, prefix: str = "") -> SharedDir:
+        """Another process's directory, to write files on its behalf; `close` leaves it alone.  With a prefix
+        (`new_prefix`) their names are that and a number that grows."""
         _check_dir(str(path))
-        return cls(path)
+        return cls(path, prefix=prefix)
 
     def keep(self) -> None:
         """Make the directory of this process again if somebody has removed it; what was in it is lost.  OSError where
@@ -179,7 +182,7 @@ class SharedDir:
         names = [self.write(chunks)]
         try:
             while len(names) < copies:
-                names.append(new_name())
+                names.append(self._new_name())
                 os.link(self._file(names[0]), self._file(names[-1]), follow_symlinks=False)
         except OSError as error:
             for name in names:
@@ -188,7 +191,7 @@ class SharedDir:
         return tuple(names)
 
     def _new_file(self, mode: int, name: str = "") -> tuple[str, int]:
-        name = name or new_name()
+        name = name or self._new_name()
         flags = mode | os.O_CREAT | os.O_EXCL | _NO_LINKS
         try:
             try:
@@ -200,6 +203,9 @@ class SharedDir:
             raise BlobMissing(f"{self.path} is gone, and the process whose shared memory it was") from None
         except OSError as error:
             raise OutOfMemory("shared memory takes no further file", cause=str(error)) from None
+
+    def _new_name(self) -> str:
+        return f"{self._prefix}{next(self._numbers):08x}" if self._prefix else new_name()
 
     def _file(self, name: str) -> str:
         return os.path.join(self.path, name)

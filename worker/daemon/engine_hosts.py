@@ -10,6 +10,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from wire.deadlines import HOST_END
@@ -26,6 +27,7 @@ from ..engine import host_messages as hm
 from ..engine_host.sandbox import sandbox_text
 from .device_reports import report_of
 from .environment import EngineHost, Environment, OnLost, OnMessage
+from .output_files import OutputFiles
 
 log = steady_logger("graph_mesh.worker")
 
@@ -145,7 +147,7 @@ class EngineHosts:
         return config.memory_bytes or (default_budget() // config.sharers if shared else 0)
 
     def _host(self, selection: str) -> EngineHost:
-        stop = self._shared.allocate(hm.STOP_BYTES)
+        stop, files = self._shared.allocate(hm.STOP_BYTES), OutputFiles(self._shared)
         opening = hm.Open(
             device=selection,
             memory_bytes=self._memory_bytes(selection),
@@ -160,7 +162,17 @@ class EngineHosts:
             worker=self._worker,
             readable=tuple(map(str, self._content)),
             sandboxed=self._config.sandbox,
+            outputs=files.prefix,
         )
-        host = self._environment.host(opening, stop.buffer, self._config, self._on_message, self._on_lost)
+        said, lost = partial(self._said, files), partial(self._lost, files)
+        host = self._environment.host(opening, stop.buffer, self._config, said, lost)
         self._started = [*(other for other in self._started if not other.exited.is_set()), host]
         return host
+
+    def _said(self, files: OutputFiles, host: EngineHost, message: hm.FromHost) -> None:
+        files.heard(message)
+        self._on_message(host, message)
+
+    def _lost(self, files: OutputFiles, host: EngineHost, error: MeshError) -> None:
+        files.remove_unheard()
+        self._on_lost(host, error)

@@ -60,6 +60,7 @@ class Open(_Message, frozen=True, array_like=True, tag=True):
     worker: str = ""  # whose host it is, for people
     readable: tuple[str, ...] = ()  # folders of content that it reads, and does not write
     sandboxed: bool = False  # whether it gives up what it does not need (`worker/engine_host/sandbox.py`)
+    outputs: str = ""  # what the names of files that it leaves begin with, "" for names by chance
     descriptors: int = -1  # over which it is handed sockets; -1: it opens its own
 
 

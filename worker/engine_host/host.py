@@ -118,7 +118,7 @@ def main(adapt: Callable[[Engine, Measured], tuple[Engine, messages.Device]] = _
         hold_arrays()
     stop_cell = share(opening.shared_dir, opening.stop_file)
     remove(opening.shared_dir, opening.stop_file)
-    shared = SharedDir.attach(Path(opening.shared_dir))
+    shared = SharedDir.attach(Path(opening.shared_dir), opening.outputs)
     engine, device = adapt(engine, measured(engine, Path(opening.measured_dir)))
     handed = Handed(opening.descriptors) if opening.descriptors >= 0 else None
 

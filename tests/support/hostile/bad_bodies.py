@@ -110,6 +110,11 @@ BODIES: dict[str, Any] = {
     "/api/embeddings": {"model": "minilm", "prompt": "a", "options": {}},
     "/api/show": {"model": "llama", "verbose": True},
 }
+LIMITS: dict[str, Path_] = {  # where a body says how many tokens it wants at most
+    "/v1/chat/completions": ("max_tokens",), "/v1/completions": ("max_tokens",), "/v1/messages": ("max_tokens",),
+    "/v1/responses": ("max_output_tokens",), "/api/chat": ("options", "num_predict"),
+    "/api/generate": ("options", "num_predict"),
+}  # fmt: skip
 JUNK: list[Any] = [
     None,
     True,
@@ -163,3 +168,11 @@ def nearly_right(chance: random.Random, path: str, places: int) -> Any:
     for _ in range(places):
         body = changed(body, chance.choice(list(paths(body))), chance.choice(JUNK))
     return body
+
+
+def asks_for_few(path: str, body: Any) -> bool:
+    """Whether a body asks for no text, or for one of as many tokens as that of its path."""
+    wanted, value = BODIES[path], body
+    for place in LIMITS.get(path, ()):
+        wanted, value = wanted[place], value.get(place) if isinstance(value, dict) else None
+    return path not in LIMITS or (isinstance(value, int) and 0 < value <= wanted)

@@ -25,10 +25,11 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import numpy as np
 from support.cases.served_requests import CASES, VECTORS, Answered, Asker, Case, user
-from support.hostile.bad_bodies import BODIES, nearly_right
+from support.hostile.bad_bodies import BODIES, asks_for_few, nearly_right
 from support.hostile.http_attacks import ATTACKS, attacked
 
 ENDS_S = 360.0  # every request is over by then: its model is waited for 300 s at most (docs/deadlines.md)
+LEAVES_S = 60.0  # who asked for a text without an end leaves by then
 BUSY = (429, 503, 504)  # documented: more than may wait, lost workers, a limit of time
 ROUNDING = 5e-6  # of embeddings, in batches of any size
 RESTS_S = (0.0, 0.6)  # between two requests of a client
@@ -309,9 +310,16 @@ async def _refused_with(client: Client, path: str, body: Any, *statuses: int, si
 
 
 async def nearly_right_body(client: Client) -> None:
+    """Whoever asks for no few tokens gets as many as the context has, and leaves after a while."""
     path = client.chance.choice(list(BODIES))
     body = nearly_right(client.chance, path, client.chance.choice((1, 1, 2)))
-    await _refused_with(client, path, body, 200, 400, 404)
+    ends = asks_for_few(path, body)
+    try:
+        async with asyncio.timeout(ENDS_S if ends else LEAVES_S):
+            await _refused_with(client, path, body, 200, 400, 404)
+    except TimeoutError:
+        if ends:
+            raise Wrong(f"{path}: {body!r:.1000} took more than {ENDS_S:g} s") from None
 
 
 async def no_json(client: Client) -> None:
