@@ -53,8 +53,15 @@ class ArgumentRoom:
             raise
 
     def leave(self, taken: concurrent.futures.Future[None], size_bytes: int) -> None:
-        """Wait no longer, and give back what was taken meanwhile."""
-        if not taken.cancel() and taken.exception() is None:
+        """Wait no longer, and give back what was taken meanwhile; whoever waits behind it is next."""
+        with self._lock:
+            waits = (size_bytes + EACH_BYTES, taken) in self._waiting
+            if waits:
+                self._waiting.remove((size_bytes + EACH_BYTES, taken))
+                taken.cancel()
+            ready = self._next()
+        _tell(ready, self._over)
+        if not waits and taken.exception() is None:
             self.give(size_bytes)
 
     def take_now(self, size_bytes: int, next_step: str) -> None:

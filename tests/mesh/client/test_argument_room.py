@@ -142,6 +142,36 @@ def test_whoever_gives_up_waiting_takes_no_room() -> None:
     asyncio.run(scenario())
 
 
+async def test_those_behind_one_that_gives_up_waiting_have_their_room_at_once() -> None:
+    room = ArgumentRoom(4 * EACH_BYTES)
+    room.take_now(EACH_BYTES, "")
+    large, small = (asyncio.ensure_future(room.wait_for(size)) for size in (2 * EACH_BYTES, 0))
+    await asyncio.sleep(0)
+    large.cancel()
+    await asyncio.wait([large])
+    await asyncio.wait_for(small, 60)
+    room.take_now(0, "")
+    assert room._held_bytes == 4 * EACH_BYTES
+
+
+@pytest.mark.parametrize("begin", ["submit", "step"])
+def test_ctrl_c_while_a_call_waits_for_room_leaves_it_to_others(begin: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with with_little_room(Mesh.builder().build()) as mesh, mesh.session(add, X * 0, X, mode="off") as session:
+        room = mesh._async._room
+        room.take_now(ROOM_BYTES - X.nbytes, "")
+        calls = {"submit": lambda: mesh.submit(lambda x: x, X), "step": lambda: session.step(X)}
+        with monkeypatch.context() as patched:
+            patched.setattr(mesh._loop, "call_soon", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                calls[begin]()
+        room.take_now(0, "")
+        assert mesh.submit(lambda x: x + 1, np.float32(1), mode="off").result(60) == 2
+        assert room._held_bytes == ROOM_BYTES - X.nbytes + 2 * EACH_BYTES
+
+
 async def test_a_call_whose_caller_gives_up_while_its_arguments_are_copied_gives_their_room_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
