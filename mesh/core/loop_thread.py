@@ -18,6 +18,8 @@ from wire.errors import ConfigError
 from wire.system.loop_lag import measure
 from wire.system.steady_log import steady_logger
 
+from .answer import Answer
+
 log = steady_logger("graph_mesh.client")
 T = TypeVar("T")
 END_S = 5.0  # for what was cancelled to clean up after itself
@@ -38,6 +40,7 @@ class LoopThread:
         measure(self._loop)
         self._stopped = self._ending = False
         self._lock = threading.Lock()  # nothing is asked of the loop once it was told to stop
+        self._ended: Answer[None] = Answer()  # Python believes a thread ended whose join a signal ended
         self._thread = threading.Thread(target=self._serve, name="mesh", daemon=True)
         self._thread.start()
 
@@ -107,6 +110,7 @@ class LoopThread:
             if not self._stopped and self._runs():
                 self._loop.call_soon_threadsafe(self._end)
             self._stopped = True
+        self._ended.wait()
         self._thread.join()
 
     def _end(self) -> None:
@@ -114,7 +118,7 @@ class LoopThread:
         self._loop.stop()
 
     def _runs(self) -> bool:
-        return self._thread.is_alive()
+        return not self._ended.done()
 
     def _is_elsewhere(self) -> bool:
         return os.getpid() != self._process
@@ -127,6 +131,12 @@ class LoopThread:
             )
 
     def _serve(self) -> None:
+        try:
+            self._run()
+        finally:
+            self._ended.tell(None)
+
+    def _run(self) -> None:
         while not self._ending:
             try:
                 self._loop.run_forever()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import errno
+import signal
+import sys
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -131,6 +134,59 @@ def test_its_own_thread_cannot_wait_for_it() -> None:
     assert loop.wait(answer()) == 42
     assert said == ["a watcher cannot wait for its own mesh. Ask in another thread"]
     loop.stop()
+
+
+class Interrupted:
+    """The lock by which Python asks whether a thread lives, with Ctrl-C right behind a look at it."""
+
+    def __init__(self, lock: Any) -> None:
+        self._lock = lock
+        self.locked, self.release = lock.locked, lock.release
+
+    def acquire(self, *how: Any) -> None:
+        self._lock.acquire(*how)
+        raise KeyboardInterrupt
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="a thread has no such lock from Python 3.13 on")
+def test_ctrl_c_at_the_beginning_of_a_call_does_not_end_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = LoopThread(asyncio.new_event_loop)
+    with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt):
+        patched.setattr(loop._thread, "_tstate_lock", Interrupted(loop._thread._tstate_lock))  # type: ignore[attr-defined]
+        loop.wait(answer())
+    assert loop.wait(answer()) == 42
+    assert not loop.stopped
+    loop.stop()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a signal of Windows does not end a wait for a lock")
+def test_a_stop_that_ctrl_c_ended_can_be_waited_for_by_the_next_one() -> None:
+    made, begun, goes_on = asyncio.new_event_loop(), threading.Event(), threading.Event()
+    loop, ends = LoopThread(lambda: made), list[bool]()
+
+    def busy() -> None:
+        begun.set()
+        goes_on.wait(120)
+
+    def stop() -> None:
+        loop.stop()
+        ends.append(made.is_closed())
+
+    loop.call_soon(busy)
+    assert begun.wait(120)
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyboardInterrupt):
+            loop.stop()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    stopping = threading.Thread(target=stop)
+    stopping.start()
+    stopping.join(0.5)
+    goes_on.set()
+    stopping.join(120)
+    assert ends == [True]
 
 
 class ShortOnce(asyncio.SelectorEventLoop):
