@@ -110,7 +110,7 @@ class Answer(Generic[T]):
         self._over = True
         with contextlib.suppress(IndexError):  # one may take its own back meanwhile
             while True:
-                self._calls.pop()()
+                self._calls.pop(0)()
 
     def _takes_back(self, call: Callable[[], object]) -> bool:
         """Whether nobody has called this, and nobody will."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import threading
 from typing import Any, TypeVar
 
@@ -12,6 +11,7 @@ import pytest
 
 from mesh import AsyncMesh, Mesh
 from mesh.client.async_mesh import HERE_BYTES_MAX
+from mesh.core.answer import Answer
 from mesh.core.argument_room import EACH_BYTES, ArgumentRoom
 from mesh.errors import ConfigError, LimitExceeded
 from wire.bounds import ARGUMENTS
@@ -35,7 +35,7 @@ def little_room(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     held: list[int] = [0]
     take = ArgumentRoom.take
 
-    def watched(room: ArgumentRoom, size_bytes: int) -> concurrent.futures.Future[None]:
+    def watched(room: ArgumentRoom, size_bytes: int) -> Answer[None]:
         taken = take(room, size_bytes)
         held[0] = max(held[0], room._held_bytes)
         return taken
@@ -100,12 +100,13 @@ def test_what_waits_ends_with_its_mesh_and_in_the_order_of_asking() -> None:
     assert [each.done() for each in (first, second, third, fourth)] == [True, True, False, False]
     room.leave(third, 0)
     room.give(0)
-    assert fourth.done() and third.cancelled()
+    assert fourth.done() and third.cancelled
     fifth = room.take(0)
     closing = threading.Timer(0.01, room.close, (ConfigError("closed"),))
     closing.start()
+    assert fifth.wait(60)
     with pytest.raises(ConfigError, match="closed"):
-        fifth.result(60)
+        fifth.result()
     closing.join()
     with pytest.raises(ConfigError, match="closed"):
         room.take(0).result()
