@@ -10,7 +10,6 @@ It runs an AsyncMesh on a loop in a thread of its own, so it works whether or no
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import queue
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -28,6 +27,7 @@ from wire.policy.strategies import Strategy
 from wire.system.outcome import call_when_done
 
 from ..backends.config import MeshConfig
+from ..core.answer import Answer
 from ..core.argument_room import ArgumentRoom, bytes_of, copied
 from ..core.backend import Feeds, Running, Started, Work
 from ..core.call_arguments import check_examples, merge_arguments
@@ -507,7 +507,7 @@ class Mesh:
                 )
         ends = _Ends(self._async)
         for place, job in enumerate(jobs):
-            job._waiter.arrived.add_done_callback(partial(ends.add, place))
+            job._waiter.arrived.then(partial(ends.add, place))
         for _ in jobs:
             if ends.places.empty():
                 self._loop.check_may_wait()
@@ -819,14 +819,15 @@ class Mesh:
         try:
             self._loop.check_may_wait()
             self._loop.call_soon(self._attend_room, taken)
-            return self._loop.result_of(taken)
+            self._loop.wait_for(taken)
+            taken.result()
         except BaseException:
             room.leave(taken, size_bytes)
             raise
 
-    def _attend_room(self, taken: concurrent.futures.Future[None]) -> None:
+    def _attend_room(self, taken: Answer[None]) -> None:
         """Let simulated time flow until there is room.  It runs on the loop."""
-        ended = asyncio.wrap_future(taken)
+        ended = taken.future(asyncio.get_running_loop())
         ended.add_done_callback(lambda _: ended.cancelled() or ended.exception())
         self._async.attend(Started(ended, dict, ended.cancel))
 
@@ -1183,7 +1184,7 @@ class _Waiter:
     """A call that was started from another thread than the loop's: one hop there, one hop back."""
 
     def __init__(self, mesh: Mesh, start: Callable[[], Started]) -> None:
-        self.arrived: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        self.arrived: Answer[Any] = Answer()
         self._mesh = mesh
         self._started: Started | None = None
         mesh._loop.call_soon(self._start, start)
@@ -1195,27 +1196,27 @@ class _Waiter:
             if self._mesh._async._backend.simulates:
                 self._mesh._loop.call_soon(self._attend)
         try:
-            if within_s is not None:
-                concurrent.futures.wait([self.arrived], within_s)
-            if within_s is not None and not self.arrived.done():
+            if within_s is None:
+                self._mesh._loop.wait_for(self.arrived)
+            elif not self.arrived.wait(within_s):
                 raise DeadlineExceeded(
                     f"the job has no result after {within_s:g} s", next_step="Ask again, or cancel() it"
                 )
-            return self._mesh._loop.result_of(self.arrived)
-        except concurrent.futures.CancelledError:
-            raise Cancelled("the job was cancelled") from None
         except KeyboardInterrupt:
             self.cancel()
             raise
+        if self.arrived.cancelled:
+            raise Cancelled("the job was cancelled")
+        return self.arrived.result()
 
     @property
     def status(self) -> str:
         """The state of the call in a few words."""
         if not self.arrived.done():
             return "running"
-        if self.arrived.cancelled():
+        if self.arrived.cancelled:
             return "cancelled"
-        error = self.arrived.exception()
+        error = self.arrived.error()
         return "done" if error is None else f"failed: {type(error).__name__}"
 
     def cancel(self) -> None:
@@ -1234,18 +1235,9 @@ class _Waiter:
         try:
             self._started = start()
         except Exception as error:  # whatever went wrong belongs to the caller's thread
-            self.arrived.set_exception(error)
+            self.arrived.fail(error)
             return
-        call_when_done(self._started.outputs, self._copy)
-
-    def _copy(self, outputs: asyncio.Future[Any]) -> None:
-        if outputs.cancelled():
-            self.arrived.cancel()
-            self.arrived.set_running_or_notify_cancel()
-        elif (error := outputs.exception()) is not None:
-            self.arrived.set_exception(error)
-        else:
-            self.arrived.set_result(outputs.result())
+        call_when_done(self._started.outputs, self.arrived.copy)
 
 
 class _Ends:
@@ -1256,7 +1248,7 @@ class _Ends:
         self._mesh = mesh
         self._next: asyncio.Future[None] | None = None
 
-    def add(self, place: int, _: object) -> None:
+    def add(self, place: int) -> None:
         """One has ended.  It runs on the loop, or before anybody waits."""
         self.places.put(place)
         if self._next is not None and not self._next.done():

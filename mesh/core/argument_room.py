@@ -6,7 +6,6 @@ A program that begins steps in a loop is ahead of its workers; without this it w
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import threading
 from collections import deque
 from collections.abc import Mapping
@@ -16,6 +15,8 @@ from numpy.typing import NDArray
 
 from wire.errors import LimitExceeded, MeshError
 from wire.units import need_text, room_text, size_text
+
+from .answer import Answer
 
 EACH_BYTES = 4096  # counted for a call or step beside its arguments, since it takes memory too
 
@@ -29,14 +30,14 @@ class ArgumentRoom:
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
         self._held_bytes = 0
-        self._waiting: deque[tuple[int, concurrent.futures.Future[None]]] = deque()
+        self._waiting: deque[tuple[int, Answer[None]]] = deque()
         self._in_flight: dict[asyncio.Future[Any], int] = {}  # what is given back once each is over
         self._lock = threading.Lock()
         self._over: MeshError | None = None
 
-    def take(self, size_bytes: int) -> concurrent.futures.Future[None]:
-        """Take room, now or later: a future that is done once it is taken, or ends in the error of `close`."""
-        taken: concurrent.futures.Future[None] = concurrent.futures.Future()
+    def take(self, size_bytes: int) -> Answer[None]:
+        """Take room, now or later: it is told once it is taken, or ends in the error of `close`."""
+        taken: Answer[None] = Answer()
         with self._lock:
             self._waiting.append((size_bytes + EACH_BYTES, taken))
             ready = self._next()
@@ -47,14 +48,22 @@ class ArgumentRoom:
         """Return once room is taken."""
         waiting = self.take(size_bytes)
         try:
-            await asyncio.wrap_future(waiting)
+            await waiting.future(asyncio.get_running_loop())
         except asyncio.CancelledError:
             self.leave(waiting, size_bytes)
             raise
 
-    def leave(self, taken: concurrent.futures.Future[None], size_bytes: int) -> None:
-        """Wait no longer, and give back what was taken meanwhile."""
-        if not taken.cancel() and taken.exception() is None:
+    def leave(self, taken: Answer[None], size_bytes: int) -> None:
+        """Wait no longer, and give back what was taken meanwhile; whoever waits behind it is next."""
+        with self._lock:
+            waits = (size_bytes + EACH_BYTES, taken) in self._waiting
+            if waits:
+                self._waiting.remove((size_bytes + EACH_BYTES, taken))
+            ready = self._next()
+        _tell(ready, self._over)
+        if waits:
+            taken.cancel()
+        else:
             self.give(size_bytes)
 
     def take_now(self, size_bytes: int, next_step: str) -> None:
@@ -97,24 +106,23 @@ class ArgumentRoom:
     def _fits(self, size_bytes: int) -> bool:
         return not self._held_bytes or self._held_bytes + size_bytes <= self._most_bytes
 
-    def _next(self) -> list[concurrent.futures.Future[None]]:
-        """Take room for those whose turn it is; the caller sets their futures without the lock, since what follows may
-        take or give room."""
+    def _next(self) -> list[Answer[None]]:
+        """Take room for those whose turn it is; the caller tells them without the lock, since what follows may take or
+        give room."""
         ready = []
         while self._waiting and (self._over is not None or self._fits(self._waiting[0][0])):
             size_bytes, taken = self._waiting.popleft()
-            if taken.set_running_or_notify_cancel():
-                self._held_bytes += size_bytes
-                ready.append(taken)
+            self._held_bytes += size_bytes
+            ready.append(taken)
         return ready
 
 
-def _tell(ready: list[concurrent.futures.Future[None]], error: MeshError | None) -> None:
+def _tell(ready: list[Answer[None]], error: MeshError | None) -> None:
     for taken in ready:
         if error is None:
-            taken.set_result(None)
+            taken.tell(None)
         else:
-            taken.set_exception(error.copy())
+            taken.fail(error.copy())
 
 
 def bytes_of(inputs: Mapping[str, NDArray[Any]]) -> int:

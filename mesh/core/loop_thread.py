@@ -7,7 +7,6 @@ ConfigError.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import os
 import threading
@@ -17,6 +16,8 @@ from typing import Any, TypeVar
 from wire.errors import ConfigError
 from wire.system.loop_lag import measure
 from wire.system.steady_log import steady_logger
+
+from .answer import Answer
 
 log = steady_logger("graph_mesh.client")
 T = TypeVar("T")
@@ -35,9 +36,11 @@ class LoopThread:
         steady_logger("asyncio")
         self._loop, self._look_s = make_loop(), look_s
         self._process = os.getpid()
+        self._asked: set[asyncio.Task[Any]] = set()  # a loop itself keeps no task alive
         measure(self._loop)
         self._stopped = self._ending = False
         self._lock = threading.Lock()  # nothing is asked of the loop once it was told to stop
+        self._ended: Answer[None] = Answer()  # Python believes a thread ended whose join a signal ended
         self._thread = threading.Thread(target=self._serve, name="mesh", daemon=True)
         self._thread.start()
 
@@ -59,23 +62,20 @@ class LoopThread:
             self.check_may_wait()
             with self._lock:
                 self.check_running()
-                arrived = asyncio.run_coroutine_threadsafe(work, self._loop)
+                arrived: Answer[T] = Answer()
+                self._loop.call_soon_threadsafe(self._begin, work, arrived)
         except ConfigError:
             work.close()
             raise
-        try:
-            return self.result_of(arrived)
-        except concurrent.futures.CancelledError:
-            raise _closed() from None
+        self.wait_for(arrived)
+        if arrived.cancelled:
+            raise _closed()
+        return arrived.result()
 
-    def result_of(self, arrived: concurrent.futures.Future[T]) -> T:
-        """What a future ends in that the loop will set; ConfigError if the loop ends before that."""
-        while True:
-            try:
-                return arrived.result(self._look_s)
-            except TimeoutError:
-                if arrived.done():
-                    return arrived.result()
+    def wait_for(self, arrived: Answer[Any]) -> None:
+        """Wait for what the loop will tell; ConfigError if the loop ends before that."""
+        while not arrived.wait(self._look_s):
+            if not self._runs() and not arrived.done():
                 self.check_goes_on()
 
     def check_goes_on(self) -> None:
@@ -107,14 +107,25 @@ class LoopThread:
             if not self._stopped and self._runs():
                 self._loop.call_soon_threadsafe(self._end)
             self._stopped = True
+        self._ended.wait()
         self._thread.join()
+
+    def _begin(self, work: Coroutine[Any, Any, T], arrived: Answer[T]) -> None:
+        try:
+            task = self._loop.create_task(work)
+        except Exception as error:  # it belongs to the thread that asked
+            arrived.fail(error)
+            return
+        self._asked.add(task)
+        task.add_done_callback(self._asked.discard)
+        task.add_done_callback(arrived.copy)
 
     def _end(self) -> None:
         self._ending = True
         self._loop.stop()
 
     def _runs(self) -> bool:
-        return self._thread.is_alive()
+        return not self._ended.done()
 
     def _is_elsewhere(self) -> bool:
         return os.getpid() != self._process
@@ -127,6 +138,12 @@ class LoopThread:
             )
 
     def _serve(self) -> None:
+        try:
+            self._run()
+        finally:
+            self._ended.tell(None)
+
+    def _run(self) -> None:
         while not self._ending:
             try:
                 self._loop.run_forever()
@@ -145,6 +162,7 @@ class LoopElsewhere(LoopThread):
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop, self._look_s = loop, LOOK_S
         self._process = os.getpid()
+        self._asked = set()
         self._lock = threading.Lock()
 
     @property

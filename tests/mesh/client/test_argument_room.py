@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import threading
 from typing import Any, TypeVar
 
@@ -12,6 +11,7 @@ import pytest
 
 from mesh import AsyncMesh, Mesh
 from mesh.client.async_mesh import HERE_BYTES_MAX
+from mesh.core.answer import Answer
 from mesh.core.argument_room import EACH_BYTES, ArgumentRoom
 from mesh.errors import ConfigError, LimitExceeded
 from wire.bounds import ARGUMENTS
@@ -35,7 +35,7 @@ def little_room(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     held: list[int] = [0]
     take = ArgumentRoom.take
 
-    def watched(room: ArgumentRoom, size_bytes: int) -> concurrent.futures.Future[None]:
+    def watched(room: ArgumentRoom, size_bytes: int) -> Answer[None]:
         taken = take(room, size_bytes)
         held[0] = max(held[0], room._held_bytes)
         return taken
@@ -100,12 +100,13 @@ def test_what_waits_ends_with_its_mesh_and_in_the_order_of_asking() -> None:
     assert [each.done() for each in (first, second, third, fourth)] == [True, True, False, False]
     room.leave(third, 0)
     room.give(0)
-    assert fourth.done() and third.cancelled()
+    assert fourth.done() and third.cancelled
     fifth = room.take(0)
     closing = threading.Timer(0.01, room.close, (ConfigError("closed"),))
     closing.start()
+    assert fifth.wait(60)
     with pytest.raises(ConfigError, match="closed"):
-        fifth.result(60)
+        fifth.result()
     closing.join()
     with pytest.raises(ConfigError, match="closed"):
         room.take(0).result()
@@ -140,6 +141,36 @@ def test_whoever_gives_up_waiting_takes_no_room() -> None:
         assert room._held_bytes == 0
 
     asyncio.run(scenario())
+
+
+async def test_those_behind_one_that_gives_up_waiting_have_their_room_at_once() -> None:
+    room = ArgumentRoom(4 * EACH_BYTES)
+    room.take_now(EACH_BYTES, "")
+    large, small = (asyncio.ensure_future(room.wait_for(size)) for size in (2 * EACH_BYTES, 0))
+    await asyncio.sleep(0)
+    large.cancel()
+    await asyncio.wait([large])
+    await asyncio.wait_for(small, 60)
+    room.take_now(0, "")
+    assert room._held_bytes == 4 * EACH_BYTES
+
+
+@pytest.mark.parametrize("begin", ["submit", "step"])
+def test_ctrl_c_while_a_call_waits_for_room_leaves_it_to_others(begin: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with with_little_room(Mesh.builder().build()) as mesh, mesh.session(add, X * 0, X, mode="off") as session:
+        room = mesh._async._room
+        room.take_now(ROOM_BYTES - X.nbytes, "")
+        calls = {"submit": lambda: mesh.submit(lambda x: x, X), "step": lambda: session.step(X)}
+        with monkeypatch.context() as patched:
+            patched.setattr(mesh._loop, "call_soon", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                calls[begin]()
+        room.take_now(0, "")
+        assert mesh.submit(lambda x: x + 1, np.float32(1), mode="off").result(60) == 2
+        assert room._held_bytes == ROOM_BYTES - X.nbytes + 2 * EACH_BYTES
 
 
 async def test_a_call_whose_caller_gives_up_while_its_arguments_are_copied_gives_their_room_back(

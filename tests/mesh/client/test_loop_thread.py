@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import errno
+import queue
+import signal
+import subprocess
+import sys
 import threading
-from collections.abc import Mapping
-from typing import Any
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 
 from mesh import Mesh
+from mesh.client.mesh import Job
 from mesh.core.loop_thread import LoopThread
 from wire.errors import ConfigError
+
+T = TypeVar("T")
+BUSY_S = 0.3  # of a loop that tells nobody anything before they wait
 
 
 async def answer() -> int:
@@ -131,6 +141,125 @@ def test_its_own_thread_cannot_wait_for_it() -> None:
     assert loop.wait(answer()) == 42
     assert said == ["a watcher cannot wait for its own mesh. Ask in another thread"]
     loop.stop()
+
+
+class Interrupted:
+    """The lock by which Python asks whether a thread lives, with Ctrl-C right behind a look at it."""
+
+    def __init__(self, lock: Any) -> None:
+        self._lock = lock
+        self.locked, self.release = lock.locked, lock.release
+
+    def acquire(self, *how: Any) -> None:
+        self._lock.acquire(*how)
+        raise KeyboardInterrupt
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="a thread has no such lock from Python 3.13 on")
+def test_ctrl_c_at_the_beginning_of_a_call_does_not_end_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = LoopThread(asyncio.new_event_loop)
+    with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt):
+        patched.setattr(loop._thread, "_tstate_lock", Interrupted(loop._thread._tstate_lock))  # type: ignore[attr-defined]
+        loop.wait(answer())
+    assert loop.wait(answer()) == 42
+    assert not loop.stopped
+    loop.stop()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a signal of Windows does not end a wait for a lock")
+def test_a_stop_that_ctrl_c_ended_can_be_waited_for_by_the_next_one() -> None:
+    made, begun, goes_on = asyncio.new_event_loop(), threading.Event(), threading.Event()
+    loop, ends = LoopThread(lambda: made), list[bool]()
+
+    def busy() -> None:
+        begun.set()
+        goes_on.wait(120)
+
+    def stop() -> None:
+        loop.stop()
+        ends.append(made.is_closed())
+
+    loop.call_soon(busy)
+    assert begun.wait(120)
+    before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
+    try:
+        threading.Timer(0.2, signal.pthread_kill, (threading.get_ident(), signal.SIGUSR1)).start()
+        with pytest.raises(KeyboardInterrupt):
+            loop.stop()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    stopping = threading.Thread(target=stop)
+    stopping.start()
+    stopping.join(0.5)
+    goes_on.set()
+    stopping.join(120)
+    assert ends == [True]
+
+
+@contextlib.contextmanager
+def ctrl_c_behind_the_lock_of_a_condition() -> Iterator[None]:
+    """Ctrl-C in this thread, once it has the lock of one of Python's conditions, as futures and events have."""
+    here, enter = threading.get_ident(), threading.Condition.__enter__
+
+    def interrupted(condition: threading.Condition) -> bool:
+        had = enter(condition)
+        if threading.get_ident() == here:
+            threading.Condition.__enter__ = enter  # type: ignore[method-assign]
+            raise KeyboardInterrupt
+        return had
+
+    threading.Condition.__enter__ = interrupted  # type: ignore[method-assign]
+    try:
+        yield
+    except KeyboardInterrupt:
+        pass
+    finally:
+        threading.Condition.__enter__ = enter  # type: ignore[method-assign]
+
+
+def in_another_thread(work: Callable[[], T]) -> T:
+    """What another thread is given, which waits for it no longer than a test may take."""
+    given: queue.SimpleQueue[T] = queue.SimpleQueue()
+    threading.Thread(target=lambda: given.put(work()), daemon=True).start()
+    return given.get(timeout=60)
+
+
+def test_ctrl_c_as_a_thread_begins_to_wait_holds_nobody_up() -> None:
+    loop = LoopThread(asyncio.new_event_loop)
+    loop.call_soon(time.sleep, BUSY_S)
+    with ctrl_c_behind_the_lock_of_a_condition():
+        loop.wait(answer())
+    assert in_another_thread(lambda: loop.wait(answer())) == 42
+    in_another_thread(loop.stop)
+
+
+WAITS: dict[str, Callable[[Mesh, Job], object]] = {
+    "a call": lambda mesh, job: mesh.run(lambda x: x + 1, np.float32(1)),
+    "a result": lambda mesh, job: job.result(),
+    "a result within a time": lambda mesh, job: job.result(60),
+    "the next that ends": lambda mesh, job: list(mesh.as_completed([job])),
+    "the nodes": lambda mesh, job: mesh.nodes,
+}
+
+
+@pytest.mark.parametrize("what", WAITS)
+def test_a_mesh_answers_others_and_is_closed_whatever_ctrl_c_interrupts(what: str) -> None:
+    mesh = Mesh.builder().build()
+    mesh._loop.call_soon(time.sleep, BUSY_S)
+    job = mesh.submit(lambda x: x + 1, np.float32(1))
+    with ctrl_c_behind_the_lock_of_a_condition():
+        WAITS[what](mesh, job)
+    assert in_another_thread(lambda: mesh.run(lambda x: x + 1, np.float32(1))) == 2
+    in_another_thread(mesh.close)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such timer")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_mesh_answers_and_is_closed_after_thousands_of_interrupts(workers: int) -> None:
+    words = (sys.executable, "-m", "support.processes.interrupted_calls", str(workers), "3000", "60")
+    done = subprocess.run(words, capture_output=True, text=True, timeout=540)
+    assert done.stdout.split()[2:] == ["answers", "3.0", "True", "threads", "0"], done.stdout + done.stderr
+    assert int(done.stdout.split()[1]) > 100
 
 
 class ShortOnce(asyncio.SelectorEventLoop):
