@@ -62,6 +62,12 @@ def _lines() -> Iterator[dict[str, Any]]:
         yield from map(json.loads, lines)
 
 
+def _until_lost(orders: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Orders, until no more can be read: a socket that is reset is the launcher's end as well."""
+    with contextlib.suppress(OSError, ValueError):
+        yield from orders
+
+
 async def _run(job: dict[str, Any], incoming: Iterator[dict[str, Any]]) -> None:
     orders: asyncio.Queue[dict[str, Any]] = asyncio.Queue(AGENT_ORDERS.most)
     loop = asyncio.get_running_loop()
@@ -70,7 +76,7 @@ async def _run(job: dict[str, Any], incoming: Iterator[dict[str, Any]]) -> None:
 
     def listen() -> None:
         with contextlib.suppress(RuntimeError, CancelledError):  # the loop is closed, or about to be: all is done
-            for order in chain(incoming, [{"signal": "SIGTERM"}]):
+            for order in chain(_until_lost(incoming), [{"signal": "SIGTERM"}]):
                 asyncio.run_coroutine_threadsafe(orders.put(order), loop).result()
 
     threading.Thread(target=listen, daemon=True).start()
@@ -78,7 +84,7 @@ async def _run(job: dict[str, Any], incoming: Iterator[dict[str, Any]]) -> None:
 
 
 def _tell(event: dict[str, Any]) -> None:
-    with contextlib.suppress(BrokenPipeError, ValueError):  # the launcher is gone, which stdin says too
+    with contextlib.suppress(ConnectionError, ValueError):  # the launcher is gone, which stdin says too
         print(json.dumps(event), flush=True)
 
 

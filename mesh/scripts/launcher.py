@@ -31,6 +31,8 @@ from .settings import RankSettings
 
 READ_BYTES = 1 << 16
 END_S = 10.0  # for an agent to end after its ranks, or ssh
+MUTTERS_S = 2.0  # for the rest of stderr after the end of stdout
+LOOK_S = 0.02  # from one look whether a process has ended to the next
 SILENT_S, SILENT_ASKED = 60, 4  # a machine that did not answer ssh for so long, asked so often, is lost
 SAID_BYTES_MAX = 4 * MIB  # of an agent's line, which has a rank's
 
@@ -69,6 +71,7 @@ class Launcher:
         self._show = show
         self._agents: dict[str, asyncio.subprocess.Process] = {}
         self._attending: dict[str, asyncio.Task[None]] = {}  # to agents, by host
+        self._muttered: dict[str, str] = {}  # the last line on stderr, by host
         self._running: set[int] = set()
         self._ending = False
         self._given_up: set[str] = set()  # hosts whose agents do not answer
@@ -122,17 +125,21 @@ class Launcher:
         job = {"command": command, "folder": folder, "ranks": environments, "grace_s": self._launch.grace_s}
         self._say(agent, {**job, "passport": passport})
 
-    async def _attend(self, name: str, agent: asyncio.subprocess.Process, muttering: asyncio.Task[str]) -> None:
+    async def _attend(self, name: str, agent: asyncio.subprocess.Process, muttering: asyncio.Task[None]) -> None:
         """Take what one agent says until it ends."""
         ranks = {rank for rank in self._running if self._launch.hosts[rank].name == name}
         try:
             await self._listen(name, agent)
-            last = await muttering
+            await asyncio.wait([muttering], timeout=MUTTERS_S)  # another process may hold stderr open
+            if muttering.done():
+                muttering.result()
         finally:
             muttering.cancel()  # where it is not waited for any longer
         if ranks & self._running and not self._ending:
             missing = ", ".join(map(str, sorted(ranks & self._running)))
-            raise ConnectFailed(f"the agent of rank {missing} ended, on {name}", node=name, cause=last)
+            raise ConnectFailed(
+                f"the agent of rank {missing} ended, on {name}", node=name, cause=self._muttered.get(name, "")
+            )
 
     async def _listen(self, name: str, agent: asyncio.subprocess.Process) -> None:
         """Take what an agent says on stdout."""
@@ -151,13 +158,11 @@ class Launcher:
             else:
                 self._over(event["rank"], event["exit"])
 
-    async def _mutter(self, name: str, agent: asyncio.subprocess.Process) -> str:
-        """Show what an agent, or ssh, writes on stderr; the last line of it."""
-        last = ""
+    async def _mutter(self, name: str, agent: asyncio.subprocess.Process) -> None:
+        """Show what an agent, or ssh, writes on stderr, and remember the last line of it."""
         async for line in _lines(agent.stderr):
-            last = line.decode("utf-8", "replace").rstrip("\n")
-            self._show(name, "err", last)
-        return last
+            self._muttered[name] = line.decode("utf-8", "replace").rstrip("\n")
+            self._show(name, "err", self._muttered[name])
 
     def _over(self, rank: int, code: int) -> None:
         self._running.discard(rank)
@@ -201,13 +206,21 @@ class Launcher:
         for name, agent in self._agents.items():
             try:
                 async with asyncio.timeout(0.0 if name in self._given_up else self._launch.grace_s + END_S):
-                    await agent.wait()
+                    await _ended(agent)
             except TimeoutError:
                 with contextlib.suppress(ProcessLookupError):
                     agent.kill()
-                await agent.wait()
+                await _ended(agent)
         for reading in unread:
             reading.cancel()
+
+
+async def _ended(process: asyncio.subprocess.Process) -> None:
+    """Wait until a process has ended.  Python's `wait` may wait for the end of its pipes, too, which others may hold
+    open, as ssh's master of several connections does; they are closed here."""
+    while process.returncode is None:
+        await asyncio.sleep(LOOK_S)
+    process._transport.close()  # type: ignore[attr-defined]  # asyncio closes them at their end alone
 
 
 async def _read_to_the_end(stream: asyncio.StreamReader | None) -> None:

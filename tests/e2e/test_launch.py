@@ -293,6 +293,23 @@ def test_a_machine_that_is_lost_on_the_way_is_not_waited_for_once_all_ranks_are_
     assert "[anna] the agent of this machine does not answer" in capsys.readouterr().err
 
 
+def test_a_launch_ends_with_its_ranks_though_somebody_holds_the_stderr_of_ssh_open(
+    tmp_path: Path, script: Path, ssh: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the master of several connections does, which ssh leaves behind."""
+    holder = tmp_path / "holder"
+    holds = f"sleep 1000000 < /dev/null > /dev/null & echo $! > {holder}"
+    ssh.write_text(f'#!/bin/sh\n{holds}\nfor command; do :; done\nexec sh -c "$command"\n')
+    script.write_text("print('done')\n")
+    hosts = tmp_path / "hosts.txt"
+    hosts.write_text(f"anna python={sys.executable}\n")
+    try:
+        assert launched("--hostfile", str(hosts), str(script)) == 0
+        assert capsys.readouterr().out == "[0] done\n" and runs(int(holder.read_text()))
+    finally:
+        os.kill(int(holder.read_text()), signal.SIGKILL)
+
+
 def test_a_host_that_cannot_be_reached_is_named(
     tmp_path: Path, script: Path, ssh: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

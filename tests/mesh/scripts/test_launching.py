@@ -6,13 +6,14 @@ import asyncio
 import errno
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.processes.commands import COMES_TRUE_S
+from support.processes.commands import COMES_TRUE_S, wait_for
 from support.processes.launching import runs
 from support.waiting import until
 
@@ -239,6 +240,26 @@ for _ in range(40):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert "Traceback" not in done.stderr, done.stderr[-2000:]
     assert done.returncode == 0
+
+
+@pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="it is about sockets of POSIX")
+def test_ranks_end_though_the_launchers_end_is_a_reset(tmp_path: Path) -> None:
+    """Servers of ssh may give a command sockets in place of pipes."""
+    started, (ours, its) = tmp_path / "rank", socket.socketpair()
+    lines = f"import os\nopen({str(started)!r}, 'w').write(str(os.getpid()))\nwhile True:\n    print('x' * 100)\n"
+    (tmp_path / "script.py").write_text(lines)
+    job = {"command": [sys.executable, "script.py"], "folder": str(tmp_path), "ranks": {"0": {"MESH_RANK": "0"}}}
+    words = [sys.executable, "-P", "-m", "mesh.scripts.agent"]
+    agent = subprocess.Popen(words, stdin=its, stdout=its, stderr=subprocess.PIPE, start_new_session=True)
+    its.close()
+    try:
+        with ours:
+            ours.sendall(json.dumps({**job, "grace_s": 0.5}).encode() + b"\n")
+            wait_for(lambda: started.exists() and started.read_text() != "")
+        agent.communicate(timeout=COMES_TRUE_S)  # what it had said is unread
+        assert not runs(int(started.read_text()))
+    finally:
+        agent.kill()
 
 
 def test_an_agent_tells_every_line_whole_and_how_ranks_end(tmp_path: Path) -> None:
