@@ -87,6 +87,7 @@ from wire.protocol.messages import (
 )
 from wire.protocol.peer import Identity
 from wire.protocol.permissions import Receiver, Relation
+from wire.system.open_file_limit import allow_open_files
 from wire.system.shared_memory import SharedDir
 from wire.system.steady_log import steady_logger
 from wire.system.tasks import Tasks
@@ -181,6 +182,7 @@ class Remote:
 
         NotTrusted for somebody else's, NoCoordinator if a worker answers there.
         """
+        allow_open_files()
         if membership is None:
             where = f"{shown(host)}:{port}"
             membership = await asyncio.to_thread(client_membership, mesh, where=where, timeouts=timeouts)

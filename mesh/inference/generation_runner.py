@@ -22,7 +22,7 @@ import numpy as np
 from wire.errors import Cancelled, InputError, MeshError, NodeLost, NoSuchDevice, OutOfMemory, PlacementError, QueueFull
 from wire.policy.strategies import DeviceMap, strategy_of
 from wire.system.memory import default_budget
-from wire.system.tasks import as_error, to_the_end
+from wire.system.tasks import as_error, isolated, to_the_end
 
 from ..client.async_mesh import AsyncMesh
 from ..client.plan_preview import PlanPreview
@@ -172,22 +172,39 @@ Elsewhere = Callable[[], Awaitable[bool]]
 
 
 class _HeardStream(TokenStream):
-    """A stream that hands each token on at once, None when it is over, and the error if it fails."""
+    """A stream that hands each token on at once, None when it is over, and the error if it fails.
+
+    Whoever hears it and raises ends this text, and is not called again; other texts go on.
+    """
 
     def __init__(self, number: int, generating: Generating, heard: Heard) -> None:
         super().__init__(number, generating)
-        self._heard = heard
+        self._heard: Heard | None = heard
 
     def _tell(self, token: ChosenToken) -> None:
-        self._heard(token)
+        self._hear(token)
+        if self._heard is None:
+            self.cancel()
 
     def _end(self, reason: str) -> None:
         super()._end(reason)
-        self._heard(None)
+        self._hear(None)
 
     def _fail(self, error: BaseException) -> None:
         super()._fail(error)
-        self._heard(error)
+        self._hear(error)
+
+    def _hear(self, news: ChosenToken | BaseException | None) -> None:
+        if self._heard is None:
+            return
+        with isolated("whoever hears of a text"):
+            try:
+                self._heard(news)
+            except BaseException as fault:
+                self._heard = None
+                if isinstance(fault, Exception | KeyboardInterrupt):
+                    raise
+                raise RuntimeError(f"it raised {fault!r}") from fault  # as a panic of a library, or an exit
 
 
 class Generating:
@@ -539,7 +556,8 @@ class Generating:
         how : Sampling
             How tokens are chosen.
         heard : callable
-            It is called with each token, with None when the text is over, or with its error.
+            It is called with each token, with None when the text is over, or with its error.  If it raises, that is
+            logged, and the text is cancelled.
 
         Returns
         -------
@@ -821,8 +839,7 @@ class Generating:
         error = None if stream._guide is None else stream._guide.error
         if error is None:  # else the guide has not limited this token, or not accepted it
             stream._tell(chosen)
-        if chosen.reason:
-            del self._streams[chosen.number]
+        if chosen.reason and self._streams.pop(chosen.number, None) is not None:  # nobody left as they heard of it
             self._left(chosen.number)
             if error is None:
                 stream._end(chosen.reason)
@@ -902,7 +919,8 @@ class Generating:
 
     def _fail_all(self, error: BaseException) -> None:
         for number in list(self._streams):
-            self._fail(number, error)
+            if number in self._streams:  # whoever hears of one may cancel another
+                self._fail(number, error)
 
     def _fail(self, number: int, error: BaseException) -> None:
         self._slots.leave(number)

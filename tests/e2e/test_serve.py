@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import pty
+import resource
 import signal
 import subprocess
 import weakref
@@ -37,6 +38,7 @@ from mesh import AsyncMesh, Mesh, errors, trace
 from mesh.backends.remote import Remote
 from mesh.commands import exit_codes
 from mesh.functions.compiled import handle_of
+from wire.system.open_file_limit import WANTED, open_files_max
 
 X = np.full((512, 512), 0.01, np.float32)
 
@@ -278,6 +280,17 @@ def test_outputs_that_are_given_no_place_are_in_a_folder_named_after_the_job(sit
 
 
 # -- a second coordinator
+
+
+def test_a_client_has_room_for_files(site: Site, at_home: None) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        with Mesh.builder().mesh("serve").node(site.coordinator.address).build():
+            most = open_files_max()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert most == min(WANTED[0], hard if hard != resource.RLIM_INFINITY else WANTED[0])
 
 
 def test_results_and_inputs_of_many_jobs_are_not_held_open(site: Site, at_home: None) -> None:

@@ -144,6 +144,8 @@ class _Ending:
 
     def take(self, unmap: Callable[[], object]) -> bool:
         """Have a mapping ended soon; False where no thread can begin any more, as the process ends."""
+        if sys.is_finalizing():  # a thread that begins now never says that it has begun
+            return False
         with self._lock:
             if self._thread is None or not self._thread.is_alive():
                 thread = threading.Thread(target=self._work, name="unmapping", daemon=True)

@@ -1,8 +1,8 @@
 """Reading: from a .onnx file or a ModelProto to a Program; the door to the package `onnx`.
 
-Large weights are mapped into memory, not read, whether they lie in the model's file or in others beside it; in a
-ModelProto they are copies of its bytes.  A path that a model names never leaves its folder; a link there, as caches of
-downloads have them, leads where it leads.
+Large weights are mapped into memory, not read, whether they lie in the model's file or in others beside it.  Each file
+is mapped as a whole, once, and is not open any more.  In a ModelProto weights are copies of its bytes.  A path that a
+model names never leaves its folder; a link there, as caches of downloads have them, leads where it leads.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from wire.errors import ConfigError, InputError
 from wire.ir.dtypes import BY_NAME
 
+from ...util.file_bytes import file_bytes, unreadable
 from .program import DOMAIN, ELEMENT_TYPES, Declared, Graph, Node, Program, element_name
 from .weight_stripping import MAPPED_BYTES_MIN, slim_bytes
 
@@ -49,6 +50,8 @@ def read(source: Any, mapped_bytes_min: int = MAPPED_BYTES_MIN, follow_links: bo
         raise InputError(f"there is no model {path}")
     try:
         model = onnx.ModelProto.FromString(slim_bytes(path, onnx, mapped_bytes_min))
+    except OSError as error:
+        raise unreadable(path, "an ONNX model", error) from error
     except Exception as error:  # protobuf has errors of its own
         raise InputError(f"{path} is not an ONNX model", op=str(path)) from error
     return Reader(model, path, follow_links).program()
@@ -61,6 +64,7 @@ class Reader:
         self._model = model
         self._follow_links = follow_links
         self._path = path
+        self._files: dict[Path, NDArray[np.uint8]] = {}  # each is mapped once
         self.problems: Unreadable = []
 
     def program(self) -> Program:
@@ -153,11 +157,14 @@ class Reader:
             raise InputError(f"the weights {proto.name!r} of shape {list(shape)} are {expected} bytes, not {listed}")
         if not os.path.isfile(path):  # of a name that is too long, too
             raise InputError(f"the weights {proto.name!r} lie in {path!s:.300}, which does not exist")
-        if path.stat().st_size < offset + expected:
-            raise InputError(f"the weights {proto.name!r} need {expected} bytes at {offset} of {path}, which has fewer")
         if expected == 0:
             return np.zeros(shape, dtype)
-        return np.memmap(path, dtype, "r", offset, shape)
+        if path not in self._files:
+            self._files[path] = file_bytes(path, "a file of weights")
+        data = self._files[path]
+        if data.size < offset + expected:
+            raise InputError(f"the weights {proto.name!r} need {expected} bytes at {offset} of {path}, which has fewer")
+        return data[offset : offset + expected].view(dtype).reshape(shape)
 
     def _file(self, name: str, location: str) -> Path:
         """The file that a model says its weights lie in; its own is called "" (`weight_stripping.py`)."""

@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,12 @@ import pytest
 from support.cases.language import golden_model
 
 import mesh
-from mesh.inference import Generating
+from mesh.inference import Generating, Sampling
+from mesh.inference.continuous_batching import ChosenToken
 from mesh.inference.steady_guide import ANY
-from wire.errors import MeshError
+from mesh.models.decoder import Decoder, Text
+from mesh.models.model import Model
+from wire.errors import MeshError, NodeLost
 
 ANSWER_S = 120.0  # within which whoever waits has heard
 
@@ -74,6 +78,42 @@ def test_a_guide_that_raises_ends_its_own_text(case: str) -> None:
             await batch.close()
 
     asyncio.run(story())
+
+
+def counting() -> Model:
+    """Token 1 follows 0, and so on up to 4, and 0 follows that."""
+    following = {"rows": np.roll(np.eye(5, dtype=np.float32), 1, axis=1)}
+    decoder = Decoder(
+        lambda params, ids, at: params["rows"][ids], print, lambda params, x: x, (), 1, 1, None, "rows"
+    )  # fmt: skip
+    return Model("count", print, [], [], following, Text(decoder, Path(), ends=(4,)))
+
+
+@pytest.mark.parametrize("left", [ValueError("wrong"), Panic("wrong"), asyncio.CancelledError("wrong")], ids=repr)
+@pytest.mark.parametrize("at", ["a token", "the end"])
+def test_whoever_hears_of_a_text_and_raises_ends_that_one_alone(
+    at: str, left: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        async with await mesh.Mesh.builder().build_async() as own, asyncio.timeout(ANSWER_S):
+            batch, told = Generating(own, counting()), asyncio.Queue[Any]()
+
+            def hear(news: Any) -> None:
+                told.put_nowait(news)
+                if at == "a token" or not isinstance(news, ChosenToken):
+                    raise left
+
+            streams = [batch.draft([0], 9, Sampling(), hear)[0] for _ in range(2)]
+            assert [(await told.get()).token for _ in streams] == [1, 1]
+            if at == "the end":
+                batch._fail_all(NodeLost("the test says so"))
+                assert [type(told.get_nowait()) for _ in streams] == [NodeLost] * 2
+            assert [token async for token in batch.begin([0], tokens_max=3)] == [1, 2, 3]
+            assert not batch.active and batch.rebuilt == 0 and told.empty()
+            await batch.close()
+
+    asyncio.run(story())
+    assert caplog.text.count("whoever hears of a text failed") == 2
 
 
 @pytest.mark.parametrize("left", [SystemExit(3), Panic("wrong"), KeyboardInterrupt()], ids=repr)

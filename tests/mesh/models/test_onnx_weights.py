@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from numpy.typing import NDArray
 pytest.importorskip("onnx", reason="the extra `onnx` is not installed")
 
 import onnx
+import psutil
 from google.protobuf.message import DecodeError
 from onnx import TensorProto, helper, numpy_helper
 
@@ -23,6 +26,7 @@ import mesh
 from mesh.errors import InputError
 from mesh.importers.onnx import weight_stripping
 from mesh.importers.onnx.reading import Reader, read
+from worker.cpu.inplace_updates import root_of
 
 RANDOM = np.random.default_rng(4)
 WEIGHTS: dict[str, NDArray[Any]] = {
@@ -61,8 +65,11 @@ def saved(folder: Path, proto: onnx.ModelProto) -> Path:
 
 
 def test_large_weights_are_mapped_and_all_are_what_onnx_reads(tmp_path: Path) -> None:
-    found = read(saved(tmp_path, model_of(WEIGHTS, typed=("i64",)))).graph.initialisers
-    assert {name for name, array in found.items() if isinstance(array, np.memmap)} == {"f32", "f64", "f16", "bool"}
+    path = saved(tmp_path, model_of(WEIGHTS, typed=("i64",)))
+    found = read(path).graph.initialisers
+    mapped = {name for name, array in found.items() if root_of(array).nbytes == path.stat().st_size}
+    assert mapped == {"f32", "f64", "f16", "bool"}
+    assert not any(found[name].flags.writeable for name in mapped)
     for name, array in WEIGHTS.items():
         assert found[name].dtype == array.dtype and np.array_equal(found[name], array), name
 
@@ -72,6 +79,52 @@ def test_a_model_with_mapped_weights_runs_in_this_process(tmp_path: Path) -> Non
     x = np.ones((40, 30), np.float32)
     for _ in range(2):
         assert np.array_equal(np.asarray(model(x)), x + WEIGHTS["f32"])
+
+
+LAID: dict[str, dict[str, Any]] = {
+    "in the model": {},
+    "in one file": {"save_as_external_data": True, "location": "weights.bin", "size_threshold": 0},
+    "in a file each": {"save_as_external_data": True, "all_tensors_to_one_file": False, "size_threshold": 0},
+}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows counts no open files")
+@pytest.mark.parametrize("laid", LAID)
+def test_weights_need_no_open_files(laid: str, tmp_path: Path) -> None:
+    weights = {f"w{number}": np.full((32, 32), number, np.float32) for number in range(50)}
+    onnx.save(model_of(weights), str(tmp_path / "model.onnx"), **LAID[laid])
+    before = psutil.Process().num_fds()
+    found = read(tmp_path / "model.onnx").graph.initialisers
+    assert psutil.Process().num_fds() == before
+    assert all(np.array_equal(found[name], array) for name, array in weights.items())
+
+
+@contextlib.contextmanager
+def no_more_files() -> Iterator[None]:
+    """This process may not open a file more."""
+    resource = pytest.importorskip("resource", reason="Windows has no such limit")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    os.close(free := os.dup(0))  # the lowest number that no file has
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            os.dup(0)
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_files_that_the_system_does_not_open_are_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(model_of({"w": WEIGHTS["f32"]}), str(path), **LAID["in one file"])
+    stored = onnx.load(str(path), load_external_data=False)
+    for begin, words in (
+        (lambda: read(path), r"model\.onnx cannot be read as an ONNX model: .*Too many open files"),
+        (lambda: Reader(stored, path).program(), r"weights\.bin cannot be read as a file of weights: .*Too many open"),
+    ):
+        with no_more_files(), pytest.raises(InputError, match=words) as told:
+            begin()
+        assert "ulimit -n" in told.value.next_step
 
 
 def outcome(make: Any) -> Any:

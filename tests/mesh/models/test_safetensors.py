@@ -3,11 +3,14 @@
 import json
 import os
 import resource
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+import psutil
 import pytest
 from safetensors.numpy import load_file, save_file
 
@@ -62,6 +65,16 @@ def test_a_mapped_tensor_can_be_used_lazily(tmp_path: Path) -> None:
     weights = mesh.load_safetensors(tmp_path / "x.safetensors")
     assert isinstance(weights["w"].base, np.ndarray)
     assert float(mesh.numpy.sum(weights["w"])) == 4
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows counts no open files")
+def test_a_mapped_file_is_not_open_and_its_tensors_are_read_only(tmp_path: Path) -> None:
+    mesh.save_safetensors({"w": np.arange(2000.0)}, tmp_path / "x.safetensors")
+    before = psutil.Process().num_fds()
+    weights = mesh.load_safetensors(tmp_path / "x.safetensors")
+    assert psutil.Process().num_fds() == before
+    (tmp_path / "x.safetensors").unlink()
+    assert not weights["w"].flags.writeable and np.array_equal(weights["w"], np.arange(2000.0))
 
 
 def test_unaligned_tensors_are_copied_into_place(tmp_path: Path) -> None:
@@ -159,3 +172,19 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path, name: str) -> None
     os.mkfifo(tmp_path / name)
     with pytest.raises(InputError, match="no regular file"):
         mesh.load(tmp_path / name) if name.endswith("gguf") else mesh.load_safetensors(tmp_path / name)
+
+
+HOLDING = """
+import sys
+import mesh
+
+weights = mesh.load_safetensors(sys.argv[1])
+print(weights["w"].nbytes)
+"""
+
+
+def test_a_program_ends_that_has_large_mapped_tensors(tmp_path: Path) -> None:
+    mesh.save_safetensors({"w": np.zeros(5 << 20, np.float32)}, tmp_path / "x.safetensors")
+    command = [sys.executable, "-c", HOLDING, str(tmp_path / "x.safetensors")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{20 << 20}\n", "")

@@ -20,7 +20,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 from support.cases.served_models import GOLDEN, llama_folder, tokenizer_file
 from support.processes.commands import wait_for
@@ -45,6 +44,7 @@ from mesh.serving.served_embedding import ServedEmbedding
 from mesh.serving.served_text import ServedText
 from mesh.simulation.loop import VirtualLoop
 from wire.ir.graph import WireGraph
+from wire.system import mapped_files
 
 
 @pytest.fixture(scope="module")
@@ -117,9 +117,9 @@ def test_a_name_is_taken_once_and_free_when_its_model_is_unloaded(server: ModelS
 
 @pytest.mark.parametrize("kind", ["text", "embedding"])
 def test_what_a_model_held_is_free_without_a_search_for_cycles(server: ModelServer, folder: Path, kind: str) -> None:
-    """A full search comes when a quarter of all objects are new: until then each time cost megabytes and a file."""
+    """A full search comes when a quarter of all objects are new: until then each time cost megabytes and a mapping."""
     of = {"text": folder, "embedding": model_folder()}[kind]
-    held = ServedText, ServedEmbedding, Model, Tokenizer, Stepping, WireGraph, np.memmap
+    held = ServedText, ServedEmbedding, Model, Tokenizer, Stepping, WireGraph, mapped_files._Region
 
     def begin() -> None:
         if kind == "text":
