@@ -209,11 +209,19 @@ QUESTIONS = Bound(
 )
 CANDIDATES = Bound(
     "port",
-    "Nodes that announce themselves by mDNS and are dialled.",
+    "Nodes that announce themselves by mDNS, are dialled and have not joined.",
     REFUSES,
-    "Others are not dialled until one of these is silent.",
+    "Others are not dialled until one of these has joined or is silent.",
     unit="nodes",
     most=32,
+)
+JOINED_CANDIDATES = Bound(
+    "port",
+    "Nodes that announce themselves by mDNS and have joined.",
+    REFUSES,
+    "A further one counts among those that have not joined.",
+    unit="nodes",
+    most=DEFAULT.nodes_max,
 )
 # -- coordinator
 

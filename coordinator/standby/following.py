@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from wire.bounds import JOURNAL_COPIES
-from wire.errors import Busy, ConnectFailed, MeshError
+from wire.errors import Busy, ConnectFailed, MeshError, NotDurable
 from wire.link.endpoint import Endpoint
 from wire.link.guard import Guard
+from wire.link.keepalive import LinkWatch
 from wire.link.link import Handler, Link
 from wire.link.reconnect import stay_linked
 from wire.protocol.flow_control import PacedBuffer
@@ -63,7 +65,8 @@ class _Came:
 
 class Following:
     """The follower whose journal is in `folder`/jobs.  `first` are addresses of coordinators ("host:port") beside those
-    that it remembers; `begins` says that it serves unless another one does."""
+    that it remembers; `addresses` says where this one can be dialled now, once it serves; `begins` says that it serves
+    unless another one does; `wall` is the time of day."""
 
     def __init__(
         self,
@@ -75,6 +78,7 @@ class Following:
         begins: bool,
         broken: Callable[[str], None],
         times: StandbyTimes = StandbyTimes(),
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._folder, self._authority = folder, authority
         self._file = StandbyFile(folder)
@@ -83,7 +87,9 @@ class Following:
         self._endpoint = endpoint(guard)
         self._first = tuple(first)
         self._begins = begins
+        self._look = addresses
         self._addresses = addresses(self._endpoint)
+        self._link_watch = LinkWatch(self._endpoint, self._moved, wall)
         node, others = self._endpoint.identity.node_id, self._file.remembered.peers
         self._shell = StandbyShell(node, others, self._file, broken, times)
         self._tasks = Tasks()
@@ -106,8 +112,11 @@ class Following:
             {ev.Send: self._send, ev.Write: self._write, ev.Serve: self._serve, ev.StepDown: lambda action: None},
         )
         try:
-            for addresses in {*((address,) for address in self._first), *self._file.remembered.peers.values()}:
-                self._tasks.keep("staying linked", partial(stay_linked, self._endpoint, partial(tuple, addresses)))
+            for address in self._first:
+                self._tasks.keep("staying linked", partial(self._stay_linked, (address,)))
+            for node, addresses in self._file.remembered.peers.items():
+                self._tasks.keep("staying linked", partial(self._stay_linked, addresses, node))
+            self._tasks.keep("watching links", self._link_watch.run)
             self._tasks.keep("writing the copy of a journal", self._write_all)
             self._tasks.keep("writing what is known of members", self._keep_authority)
             if self._begins:
@@ -127,6 +136,31 @@ class Following:
                 with contextlib.suppress(OSError, MeshError, TimeoutError):
                     async with asyncio.timeout(AUTHORITY_S):
                         await behind_lock(self._take_authority, self._authority_files)
+
+    # -- links
+
+    async def _stay_linked(self, given: Sequence[str], node: str = "") -> None:
+        """Stay linked to a coordinator, the one that answers unless one is named: it is dialled where it was `given`,
+        and where it is by now, which it says with each link."""
+        answered = node
+
+        def addresses() -> Sequence[str]:
+            return tuple(dict.fromkeys((*given, *self._file.remembered.peers.get(answered, ()))))
+
+        async def ready(link: Link) -> None:
+            nonlocal answered
+            answered = node or link.peer.node_id
+            if link.peer.node_id in self._file.remembered.peers:  # others are, once they send their journal
+                with contextlib.suppress(NotDurable):
+                    await self._file.met(link.peer.node_id, _addresses(link))
+
+        await stay_linked(self._endpoint, addresses, ready)
+
+    def _moved(self) -> bool:
+        """Look where this one can be dialled by now, which coordinators are told when it attaches; true if that has
+        changed."""
+        before, self._addresses = self._addresses, self._look(self._endpoint)
+        return self._addresses != before
 
     # -- performing
 

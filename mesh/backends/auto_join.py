@@ -80,6 +80,7 @@ class AutoJoin:
             worker = await self._coordinator.adopt(link, *where)
             log.debug("%s joined from %s", worker.name, link.address or "where it dialled from")
         self._joined[candidate.label] = where
+        self._dialer.browser.joined(candidate)
         self._changed.set()
 
     def _gone(self, candidate: Candidate) -> None:

@@ -111,6 +111,23 @@ async def test_who_has_the_key_can_cost_a_mesh_a_few_dials_and_no_more(key: byte
         await nobody(browser)
 
 
+async def test_one_that_was_turned_away_is_found_once_others_have_joined(key: bytes) -> None:
+    async with browsing(key) as browser:
+        async with asyncio.timeout(APPEAR_S):
+            while len(browser._candidates) < CANDIDATES_MAX:
+                send([advert(key, time.time(), addresses=HERE) for _ in range(30)])
+                await asyncio.sleep(0.01)
+        browser._candidates._turned_away = False
+        async with member(key, 7105):
+            async with asyncio.timeout(APPEAR_S):
+                while not browser._candidates._turned_away:
+                    await asyncio.sleep(0.01)
+            for channel in browser._channels.open:
+                channel._asking.cancel()  # no question but that which is tested
+            while (candidate := await soon(browser)).addresses != ("127.0.0.1:7105",):
+                browser.joined(candidate)
+
+
 async def test_a_copied_advert_is_no_second_candidate_and_leads_nowhere_else(key: bytes) -> None:
     now = time.time()
     async with browsing(key) as browser:

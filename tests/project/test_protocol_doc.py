@@ -62,6 +62,7 @@ def test_every_table_stands_there_once(name: str) -> None:
         f"the {GATE.questions + 1}st of all within a minute on, the answer is sent {GATE.delay_s:g} s later",
         f"It may ask {token_table.ASKED_MAX} times",
         f"at most {announcements.CANDIDATES_MAX} candidates with at most {announcements.ADDRESSES_MAX} addresses each",
+        f"at most {announcements.JOINED_MAX:,} are stored beside the {announcements.CANDIDATES_MAX}",
         f"for at most {announcements.TTL_S} s after they were last heard",
         f"dials one at most every {LAN.discovery_redial_s:g} s",
         f"A node reads at most {mdns.ADVERTS_PER_S_MAX} announcements in a second, and none longer than 1,024 bytes",

@@ -50,6 +50,8 @@ FILLED: Mapping[str, str] = {  # a test that fills it with the real part, and se
     "test_a_flood_of_questions_is_remembered_within_bounds",
     "CANDIDATES": "tests/wire/discovery/test_announcements.py::"
     "test_a_flood_of_good_adverts_ends_at_so_many_candidates_and_addresses",
+    "JOINED_CANDIDATES": "tests/wire/discovery/test_announcements.py::"
+    "test_who_has_joined_leaves_its_place_to_others_within_bounds",
     "LINKED_NODES": "tests/e2e/test_transport.py::test_more_nodes_than_the_limit_are_turned_away",
     "MEMBERS": "tests/coordinator/authority/test_authority.py::test_members_that_are_gone_take_no_place",
     "CALL_INPUTS": "tests/coordinator/calls/test_coordinator_state.py::"

@@ -11,10 +11,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from ..bounds import CANDIDATES
+from ..bounds import CANDIDATES, JOINED_CANDIDATES
 
 FORMAT = b"1"
 NONCE_BYTES, TAG_BYTES = 8, 16
@@ -23,6 +23,7 @@ ROLES = ("worker", "coordinator")
 TTL_S = 120  # how long a node that died without a word stays a candidate
 
 CANDIDATES_MAX = CANDIDATES.most
+JOINED_MAX = JOINED_CANDIDATES.most
 ADDRESSES_MAX = 8  # of one candidate
 
 # Where an announcement may lead: networks that end at this home's router.
@@ -96,11 +97,16 @@ class Candidate:
 
 
 class Candidates:
-    """The candidates of now, each to be dialled at most once per `redial_s`; bounded, whatever is announced."""
+    """The candidates of now, each to be dialled at most once per `redial_s`; bounded, whatever is announced.
+
+    Those that have joined are not dialled, and leave their places to others: they were verified, as by TLS.
+    """
 
     def __init__(self, redial_s: float) -> None:
         self._redial_s = redial_s
         self._known: dict[str, _Known] = {}
+        self._joined: set[str] = set()
+        self._turned_away = False  # somebody, since `ask_again`
 
     def __len__(self) -> int:
         return sum(bool(known.until) for known in self._known.values())
@@ -111,7 +117,8 @@ class Candidates:
         """Take what a recognised advert says; the candidate if that is new."""
         known = self._known.get(label)
         if known is None:
-            if len(self._known) >= CANDIDATES_MAX:
+            if self._is_full():
+                self._turned_away = True
                 return None
             known = self._known[label] = _Known(role)
         before = set(known.until)
@@ -129,6 +136,7 @@ class Candidates:
             return None
         was = self._candidate(label)
         known.until.clear()
+        self._joined.discard(label)
         self._tidy(now_s)
         return was
 
@@ -141,12 +149,25 @@ class Candidates:
                 del known.until[address]
             if was.addresses and not known.until:
                 went.append(was)
+                self._joined.discard(label)
         self._tidy(now_s)
         return went
 
+    def joined(self, label: str) -> None:
+        """A candidate has joined: it is not dialled any more while it announces itself."""
+        known = self._known.get(label)
+        if known is not None and known.until and len(self._joined) < JOINED_MAX:
+            self._joined.add(label)
+
+    def ask_again(self) -> bool:
+        """Whether somebody was turned away since the last time, and there is room now."""
+        asks = self._turned_away and not self._is_full()
+        self._turned_away &= not asks
+        return asks
+
     def due(self, now_s: float) -> Candidate | None:
         """A candidate to dial now, which counts as dialled; the one that waited longest."""
-        waiting = [label for label, known in self._known.items() if known.until and known.due_s <= now_s]
+        waiting = [label for label, known in self._dialled() if known.due_s <= now_s]
         if not waiting:
             return None
         label = min(waiting, key=lambda label: self._known[label].due_s)
@@ -155,7 +176,14 @@ class Candidates:
 
     def next_due_s(self) -> float | None:
         """The earliest time at which `due` gives one again; None where there is none."""
-        return min((known.due_s for known in self._known.values() if known.until), default=None)
+        return min((known.due_s for _, known in self._dialled()), default=None)
+
+    def _dialled(self) -> Iterator[tuple[str, _Known]]:
+        """Those that are there and have not joined."""
+        return ((label, known) for label, known in self._known.items() if known.until and label not in self._joined)
+
+    def _is_full(self) -> bool:
+        return len(self._known) - len(self._joined) >= CANDIDATES_MAX
 
     def _candidate(self, label: str) -> Candidate:
         known = self._known[label]

@@ -217,12 +217,19 @@ class Browser:
                     await self._news.wait()
         return candidate
 
+    def joined(self, candidate: Candidate) -> None:
+        """A candidate has joined for as long as it is there: `next` is for others."""
+        self._candidates.joined(candidate.label)
+
     async def _ask(self, channel: _Channel) -> None:
         channel.ask()
 
     async def _tick(self) -> None:
         for candidate in self._candidates.expired(asyncio.get_running_loop().time()):
             self._on_gone(candidate)
+        if self._candidates.ask_again():
+            for channel in self._channels.open:
+                channel.ask(ASK_SOON_S[:1])
 
     def _hear(self, channel: _Channel, packet: bytes, scope: int) -> None:
         """Take an answer that names our service: an advert of this mesh, or noise."""
@@ -464,13 +471,13 @@ class _Channel:
         """Packets that leave over the next half second."""
         self._sending.run("sending by mDNS", _awaited(packets), unheard)
 
-    def ask(self) -> None:
+    def ask(self, soon_s: Sequence[float] = ASK_SOON_S) -> None:
         """Ask who is there, a few times soon and then now and again.
 
         The first answers may come to this node alone: a node that has just answered all may not do so again for a
         second.
         """
-        self._soon = list(ASK_SOON_S)
+        self._soon = list(soon_s)
         self._ask(_TO_ME)
 
     def _ask(self, whom: int = 0) -> None:

@@ -81,8 +81,9 @@ def test_it_comes_over_a_slow_link(bytes_per_s: int, tmp_path: Path) -> None:
             return Endpoint(node(STANDBY, host_id=STANDBY, role="coordinator"), handler, network.carrier(STANDBY))
 
         following = Following(
-            endpoint, tmp_path / STANDBY, tmp_path, [f"{SERVES}:{port}"], lambda _: (), False, over.append
-        )
+            endpoint, tmp_path / STANDBY, tmp_path, [f"{SERVES}:{port}"], lambda _: (), False, over.append,
+            wall=asyncio.get_running_loop().time,
+        )  # fmt: skip
         running = asyncio.create_task(following.run())
         try:
             async with asyncio.timeout(3 * (10 + ENTRIES * ENTRY_BYTES / bytes_per_s)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from wire.discovery.announcements import (
     ADDRESSES_MAX,
     BUCKET_S,
     CANDIDATES_MAX,
+    JOINED_MAX,
     TTL_S,
     Candidate,
     Candidates,
@@ -175,6 +177,54 @@ def test_a_flood_of_good_adverts_ends_at_so_many_candidates_and_addresses() -> N
     assert max(len(known.until) for known in seen._known.values()) == ADDRESSES_MAX
     assert len(list(iter(lambda: seen.due(0.0), None))) == CANDIDATES_MAX
     assert len(seen.expired(TTL_S)) == CANDIDATES_MAX and seen.heard("new", "worker", HERE, TTL_S) is not None
+
+
+def test_who_has_joined_leaves_its_place_to_others_within_bounds() -> None:
+    seen = Candidates(REDIAL_S)
+    for number in range(10_000):
+        seen.heard(f"{number}", "worker", HERE, 0.0)
+        seen.joined(f"{number}")
+    assert len(seen._known) == JOINED_MAX + CANDIDATES_MAX
+    dialled = [candidate.label for candidate in iter(lambda: seen.due(0.0), None)]
+    assert dialled == [f"{number}" for number in range(JOINED_MAX, JOINED_MAX + CANDIDATES_MAX)]
+    assert seen.next_due_s() == REDIAL_S
+
+
+def test_each_of_many_that_join_and_go_on_announcing_themselves_is_dialled() -> None:
+    seen, dialled = Candidates(REDIAL_S), list[str]()
+    for second in range(int(TTL_S)):
+        for number in range(3 * CANDIDATES_MAX):
+            seen.heard(f"{number}", "worker", HERE, float(second))
+        while (candidate := seen.due(float(second))) is not None:
+            dialled.append(candidate.label)
+            seen.joined(candidate.label)
+    assert sorted(dialled) == sorted(f"{number}" for number in range(3 * CANDIDATES_MAX))
+
+
+@pytest.mark.parametrize("goes", [lambda seen: seen.gone("0", TTL_S), lambda seen: seen.expired(TTL_S)])
+def test_one_that_had_joined_and_went_is_dialled_when_it_is_back(goes: Callable[[Candidates], object]) -> None:
+    seen = Candidates(REDIAL_S)
+    seen.heard("0", "worker", HERE, 0.0)
+    assert seen.due(0.0) is not None
+    seen.joined("0")
+    assert seen.due(REDIAL_S) is None and seen.next_due_s() is None
+    assert goes(seen)
+    seen.joined("0")  # too late
+    seen.heard("0", "worker", HERE, TTL_S)
+    assert seen.due(TTL_S) is not None
+
+
+def test_who_was_turned_away_is_asked_for_once_there_is_room() -> None:
+    seen = Candidates(REDIAL_S)
+    for number in range(CANDIDATES_MAX):
+        seen.heard(f"{number}", "worker", HERE, 0.0)
+    seen.joined("0")
+    assert not seen.ask_again()  # nobody was
+    for label in ("one more", "turned away"):
+        seen.heard(label, "worker", HERE, 0.0)
+    assert not seen.ask_again()  # no room
+    seen.joined("1")
+    assert [seen.ask_again(), seen.ask_again()] == [True, False]
 
 
 @pytest.mark.parametrize(("port", "taken"), [(7100, True), (0, False)])
