@@ -108,6 +108,8 @@ class JobService:
     `acted` is called with who did what.
     """
 
+    _give_back_every = GIVE_BACK_EVERY
+
     def __init__(
         self,
         coordinator: Coordinator,
@@ -352,7 +354,7 @@ class JobService:
                 job.kept, job.outputs = kept, None  # read from the disk when asked for; memory is free again
             self._remember(job)
             self._freed.soon()
-            if next(self._ended) % GIVE_BACK_EVERY == 0:  # by itself: it may fail, and the job is kept
+            if next(self._ended) % self._give_back_every == 0:  # by itself: it may fail, and the job is kept
                 self._tasks.run("giving memory back", asyncio.to_thread(give_back), unheard)
 
     def _not_saved(self, save: Save, error: MeshError) -> None:

@@ -124,8 +124,11 @@ async def test_one_that_was_turned_away_is_found_once_others_have_joined(key: by
                     await asyncio.sleep(0.01)
             for channel in browser._channels.open:
                 channel._asking.cancel()  # no question but that which is tested
+            joined = 0
             while (candidate := await soon(browser)).addresses != ("127.0.0.1:7105",):
                 browser.joined(candidate)
+                joined += 1
+            assert joined, "there was room for it before"
 
 
 async def test_a_copied_advert_is_no_second_candidate_and_leads_nowhere_else(key: bytes) -> None:

@@ -17,7 +17,7 @@ import mesh
 from wire.errors import CompileFailed, InputError, OutOfMemory
 from wire.system.file_lock import FileLock
 from worker.engine import protocol
-from worker.wgsl import device, tuner
+from worker.wgsl import tuner
 from worker.wgsl.choices import ShapeClass
 from worker.wgsl.execute import WgslExecutable
 from worker.wgsl.lower import lower
@@ -200,11 +200,10 @@ def test_what_was_measured_counts_wherever_the_time_ends(
         return asked[0] > within
 
     monkeypatch.setattr(tuner.Tuner, "_sample", counted)
-    monkeypatch.setattr(tuner, "SAMPLE_S", SECONDS)
-    monkeypatch.setattr(device, "_WATCHED_MAX", 1)
+    monkeypatch.setattr(type(engine._device), "has_stamps", False)  # so that it looks before each run
     prepared(monkeypatch, others=longer)
     # whatever the noise, the others are measured once each, and a sample has two runs with a look before each
-    tuning(engine, tmp_path, leader_factor=0.0, repeats_max=2)
+    tuning(engine, tmp_path, leader_factor=0.0, repeats_max=2, sample_s=SECONDS)
     every = sys.maxsize
     assert engine.tune(SUM, SECONDS, over).finished
     every, samples[0] = samples[0], 0

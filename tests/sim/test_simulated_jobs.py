@@ -58,7 +58,7 @@ def test_what_cannot_be_done_after_a_job_is_kept_costs_it_nothing(monkeypatch: p
 
     in_thread = asyncio.to_thread
     monkeypatch.setattr(asyncio, "to_thread", to_thread)
-    monkeypatch.setattr(job_service, "GIVE_BACK_EVERY", 1)
+    monkeypatch.setattr(job_service.JobService, "_give_back_every", 1)
 
     async def scenario(cluster: DurableCluster) -> None:
         cluster.mortal = False

@@ -179,7 +179,7 @@ class Candidates:
         return min((known.due_s for _, known in self._dialled()), default=None)
 
     def _dialled(self) -> Iterator[tuple[str, _Known]]:
-        """Those that are there and have not joined."""
+        """Candidates that are there and have not joined."""
         return ((label, known) for label, known in self._known.items() if known.until and label not in self._joined)
 
     def _is_full(self) -> bool:

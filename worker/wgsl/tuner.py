@@ -74,7 +74,7 @@ class Tuner:
     each other.
 
     A form stays in the race up to `leader_factor` times the best time so far, and a run is done at most `repeats_max`
-    times for one sample.
+    times for one sample, which takes about `sample_s`.
     """
 
     def __init__(
@@ -85,12 +85,13 @@ class Tuner:
         folder: Path | None,
         leader_factor: float = LEADER_FACTOR,
         repeats_max: int = REPEATS_MAX,
+        sample_s: float = SAMPLE_S,
     ) -> None:
         self._device = device
         self._profile = replace(profile, choices=Choices())
         self._file = file
         self._folder = folder
-        self._leader_factor, self._repeats_max = leader_factor, repeats_max
+        self._leader_factor, self._repeats_max, self._sample_s = leader_factor, repeats_max, sample_s
         self._stopped: Stopped = never
 
     def tune(self, shape_class: ShapeClass, seconds: float, stopped: Stopped = never) -> Tuned:
@@ -302,7 +303,7 @@ class Tuner:
         finally:
             self._device.spans = None
         trial.seconds.append(max(sum(took) / trial.repeats, LEAST_S))
-        trial.repeats = min(self._repeats_max, max(1, int(SAMPLE_S / trial.best_s)))
+        trial.repeats = min(self._repeats_max, max(1, int(self._sample_s / trial.best_s)))
 
     def _winner(self, trials: list[_Trial], values: Sequence[Value], over: Stopped) -> _Trial | None:
         """The fastest that is clearly faster than the first one, the guess, or that; None if the time is too short."""

@@ -182,8 +182,8 @@ def steps_of(lanes: int) -> tuple[int, ...]:
 
 
 def steps_for(lanes: int, value: Expr) -> tuple[int, ...]:
-    """The same, and first two vectors at a time of what waits for itself long: they share its constants, and neither
-    waits for the other."""
+    """Steps of a value: two vectors at a time first where it has long chains of operations, which share their
+    constants and do not wait for each other."""
     costly = any(expr.op in COSTLY for expr in parts_of(value))
     return (2 * lanes, *steps_of(lanes)) if costly else steps_of(lanes)
 
