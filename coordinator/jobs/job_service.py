@@ -108,7 +108,7 @@ class JobService:
     `acted` is called with who did what.
     """
 
-    _give_back_every = GIVE_BACK_EVERY
+    _give_back_every = GIVE_BACK_EVERY  # jobs; tests have it sooner
 
     def __init__(
         self,
